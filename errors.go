@@ -1,0 +1,135 @@
+package bourse
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Refusals: the caller can act, and nothing was changed. Test with errors.Is.
+var (
+	// ErrClosed: the broker, or the subscription, was closed before the call or during it.
+	ErrClosed = errors.New("closed")
+	// ErrInvalid: an argument breaks a rule or a limit; the error is an *InvalidError that
+	// names the field.
+	ErrInvalid = errors.New("invalid")
+	// ErrNotFound: no queue of that name.
+	ErrNotFound = errors.New("not found")
+	// ErrNoExchange: no exchange of that name. Declare it first.
+	ErrNoExchange = errors.New("no such exchange")
+	// ErrUnroutable: a mandatory message that no binding, and no alternate exchange, sends
+	// to a queue. Nothing was stored.
+	ErrUnroutable = errors.New("unroutable")
+	// ErrPrecondition: what exists differs from what was asked for; the error is a
+	// *PreconditionError that names the fields.
+	ErrPrecondition = errors.New("precondition failed")
+	// ErrInUse: Delete with IfUnused of a queue that has consumers, or of an exchange
+	// that has bindings.
+	ErrInUse = errors.New("in use")
+	// ErrNotEmpty: Delete with IfEmpty of a queue that holds messages.
+	ErrNotEmpty = errors.New("not empty")
+	// ErrEmpty: Get found no message that is ready.
+	ErrEmpty = errors.New("queue is empty")
+	// ErrQueueGone: the queue was deleted, and with it the message or the subscription.
+	ErrQueueGone = errors.New("queue gone")
+	// ErrUnknownDelivery: the delivery has been settled already, or was never made on
+	// this subscription, or its subscription is closed.
+	ErrUnknownDelivery = errors.New("unknown delivery")
+	// ErrStaleDelivery: the delivery was taken back (its deadline passed, or its
+	// consumer was given up) and may be with another consumer by now.
+	ErrStaleDelivery = errors.New("stale delivery")
+	// ErrAutoAck: a verdict on a delivery of an AutoAck subscription, which is settled
+	// when it is handed over.
+	ErrAutoAck = errors.New("subscription acks automatically")
+	// ErrTooMany: a limit on the number of queues, bindings or consumers is reached.
+	ErrTooMany = errors.New("too many")
+	// ErrDirInUse: another process, or another broker of this one, has the directory open.
+	ErrDirInUse = errors.New("directory is in use")
+	// ErrForeignDir: the directory holds something, but no broker's data, or data of a
+	// newer version.
+	ErrForeignDir = errors.New("not a broker directory")
+	// ErrNotLeader: this node does not lead the shard; propose at the node that does.
+	ErrNotLeader = errors.New("not the leader")
+)
+
+// Faults: something outside went wrong.
+var (
+	// ErrStorage: reading or writing the log failed. After a failed write or sync the broker
+	// accepts nothing more; close it and open it again to go on with what is on disk.
+	ErrStorage = errors.New("storage failed")
+	// ErrDiskFull: no space for new messages. Acks and deliveries go on, and publishing
+	// works again once there is space.
+	ErrDiskFull = errors.New("disk full")
+	// ErrUnknownOutcome: the command was proposed, and whether it took effect is not known. Retry
+	// a publish with the same Message.ID.
+	ErrUnknownOutcome = errors.New("outcome unknown")
+	// ErrNoQuorum: a majority of the shard's replicas cannot be reached.
+	ErrNoQuorum = errors.New("no quorum")
+)
+
+// InvalidError names the argument that breaks a rule or a limit. It matches ErrInvalid.
+type InvalidError struct {
+	Field  string // such as "Message.Body" or "Queue.Priorities"
+	Reason string // what is wrong, with the value and the limit where there is one
+}
+
+func (e *InvalidError) Error() string { return e.Field + ": " + e.Reason }
+
+// Is reports whether target is ErrInvalid.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+// PreconditionError says how what exists differs from what was declared. Nothing was
+// changed. It matches ErrPrecondition.
+type PreconditionError struct {
+	Object string // such as `queue "mail"`
+	Fields []FieldDiff
+}
+
+// FieldDiff is one difference between a declaration and what exists.
+type FieldDiff struct {
+	Field string // such as "Priorities"
+	Have  string // what exists
+	Want  string // what was declared
+}
+
+func (e *PreconditionError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s exists with other settings:", e.Object)
+	for i, f := range e.Fields {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, " %s is %s, declared %s", f.Field, f.Have, f.Want)
+	}
+	return b.String()
+}
+
+// Is reports whether target is ErrPrecondition.
+func (e *PreconditionError) Is(target error) bool { return target == ErrPrecondition }
+
+// BatchError holds the outcome of each message of a PublishBatch of which at least one
+// was not stored: Errs[i] belongs to message i and is nil if it is stored durably.
+type BatchError struct{ Errs []error }
+
+func (e *BatchError) Error() string {
+	failed, first := 0, error(nil)
+	for _, err := range e.Errs {
+		if err != nil {
+			if failed++; first == nil {
+				first = err
+			}
+		}
+	}
+	return fmt.Sprintf("%d of %d messages not stored: %v", failed, len(e.Errs), first)
+}
+
+// Unwrap returns the errors of the messages that were not stored.
+func (e *BatchError) Unwrap() []error {
+	var errs []error
+	for _, err := range e.Errs {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}

@@ -1,0 +1,3 @@
+module github.com/boursemq/bourse
+
+go 1.26
