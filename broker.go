@@ -35,8 +35,6 @@ const (
 	maxPending          = 1_000_000
 	defaultPendingBytes = 64 << 20
 	maxPendingBytes     = 1 << 30
-	maxQueues           = 10_000
-	maxBindings         = 100_000
 )
 
 // withDefaults returns the options completed, or an *InvalidError.
@@ -58,8 +56,8 @@ func (o Options) withDefaults() (Options, error) {
 		limit("Options.MaxPending", &o.MaxPending, defaultPending, maxPending),
 		limit("Options.MaxPendingBytes", &pendingBytes, defaultPendingBytes, maxPendingBytes),
 		limit("Options.MaxBodyBytes", &o.MaxBodyBytes, DefaultBodyBytes, MaxBodyBytes),
-		limit("Options.MaxQueues", &o.MaxQueues, maxQueues, maxQueues),
-		limit("Options.MaxBindings", &o.MaxBindings, maxBindings, maxBindings),
+		limit("Options.MaxQueues", &o.MaxQueues, MaxQueues, MaxQueues),
+		limit("Options.MaxBindings", &o.MaxBindings, MaxBindings, MaxBindings),
 	)
 	o.MaxPendingBytes = int64(pendingBytes)
 	if o.Clock == nil {
@@ -186,10 +184,8 @@ func (b *Broker) post(durable bool, encode func([]byte, instant) []byte) error {
 // returns when that is durable. Errors: an *InvalidError or *PreconditionError names the fields; ErrNotFound and
 // ErrNoExchange the end of a binding that does not exist; ErrTooMany the limit.
 func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
-	for _, d := range ds {
-		if err := validateDeclaration(d); err != nil {
-			return fmt.Errorf("broker: declare: %w", err)
-		}
+	if err := validateDeclarations(ds); err != nil {
+		return fmt.Errorf("broker: declare: %w", err)
 	}
 	if err := b.open(); err != nil {
 		return fmt.Errorf("broker: declare: %w", err)
@@ -222,10 +218,8 @@ func (b *Broker) Delete(ctx context.Context, ds ...Declaration) error {
 
 // DeleteIf is Delete under conditions, which are checked in the same step.
 func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaration) error {
-	for _, d := range ds {
-		if err := validateDeletion(d); err != nil {
-			return fmt.Errorf("broker: delete: %w", err)
-		}
+	if err := validateRemovals(ds); err != nil {
+		return fmt.Errorf("broker: delete: %w", err)
 	}
 	if err := b.open(); err != nil {
 		return fmt.Errorf("broker: delete: %w", err)

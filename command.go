@@ -192,8 +192,21 @@ func appendOpen(dst []byte, at instant, lost bool) []byte {
 	return wire.AppendBool(appendHeader(dst, cmdOpen, at), lost)
 }
 
-func appendDeclare(dst []byte, at instant, ds []Declaration) []byte {
-	return appendDeclarations(appendHeader(dst, cmdDeclare, at), ds)
+// declare: limits of the proposer's broker, declarations. The limits travel, since every replica must come to the
+// same answer whatever it was opened with.
+func appendDeclare(dst []byte, at instant, limits topologyLimits, ds []Declaration) []byte {
+	dst = appendHeader(dst, cmdDeclare, at)
+	dst = wire.AppendUvarint(dst, uint64(limits.queues))
+	dst = wire.AppendUvarint(dst, uint64(limits.exchanges))
+	dst = wire.AppendUvarint(dst, uint64(limits.bindings))
+	return appendDeclarations(dst, ds)
+}
+
+func decodeLimits(r *wire.Reader) (l topologyLimits) {
+	l.queues = int(min(r.Uvarint(), MaxQueues))
+	l.exchanges = int(min(r.Uvarint(), MaxExchanges))
+	l.bindings = int(min(r.Uvarint(), MaxBindings))
+	return l.withDefaults()
 }
 
 func appendRemove(dst []byte, at instant, only removeOnly, ds []Declaration) []byte {

@@ -36,9 +36,9 @@ type timer struct {
 
 func byTimer(a, b timer) bool { return a.at < b.at || a.at == b.at && a.queue < b.queue }
 
-func newMachine(limits topologyLimits) *machine {
+func newMachine() *machine {
 	m := &machine{
-		topology: newTopology(limits),
+		topology: newTopology(topologyLimits{}),
 		queues:   make(map[queueID]*queue),
 		timers:   btree.NewG(16, byTimer),
 	}
@@ -115,9 +115,10 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		out = m.open(lost, out)
 		res.answer.Code = answerNumber + uint64(m.session)
 	case cmdDeclare:
+		limits := decodeLimits(&r)
 		ds := decodeDeclarations(&r)
 		mustDecode(kind, r.Done())
-		res.answer, out = m.declare(ds, out)
+		res.answer, out = m.declare(limits, ds, out)
 	case cmdRemove:
 		only := removeOnly(r.Byte())
 		ds := decodeDeclarations(&r)
@@ -315,12 +316,13 @@ func (m *machine) open(lost bool, out []effect) []effect {
 	return out
 }
 
-func (m *machine) declare(ds []Declaration, out []effect) (Answer, []effect) {
-	next, created, err := m.topology.declare(ds)
+func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect) (Answer, []effect) {
+	had := m.topology.within(limits)
+	next, created, err := had.declare(ds)
 	if err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out
 	}
-	if next == m.topology {
+	if next == had {
 		return Answer{Code: answerOK}, out
 	}
 	m.topology = next

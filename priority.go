@@ -133,6 +133,16 @@ func (r *readySet) pop() entry {
 	return e
 }
 
+// first is the message that pop would take. The set must not be empty.
+func (r *readySet) first() entry {
+	l := &r.lines[r.top()]
+	first, ok := l.firstReturned()
+	if !ok || l.head != nil && l.head.entries[l.head.first].seq < first.seq {
+		return l.head.entries[l.head.first]
+	}
+	return first
+}
+
 func (l *line) firstReturned() (entry, bool) {
 	if l.returned == nil || l.returned.Len() == 0 {
 		return entry{}, false

@@ -141,7 +141,7 @@ func (c *counters) list() []*uint64 {
 }
 
 // decodeMachine reads what appendTo wrote. keep is told every reference.
-func decodeMachine(b []byte, limits topologyLimits, keep func(Ref)) (*machine, error) {
+func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	r := wire.NewReader(b)
 	if v := r.Byte(); v != snapshotVersion {
 		return nil, fmt.Errorf("snapshot of version %d, this binary reads %d", v, snapshotVersion)
@@ -150,7 +150,7 @@ func decodeMachine(b []byte, limits topologyLimits, keep func(Ref)) (*machine, e
 	m.now = instant(r.Varint())
 	m.session = uint32(r.Uvarint())
 	tr := wire.NewReader(r.Bytes())
-	topology, err := decodeTopology(&tr, limits)
+	topology, err := decodeTopology(&tr, topologyLimits{})
 	if err != nil {
 		return nil, fmt.Errorf("snapshot: topology: %w", err)
 	}

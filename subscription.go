@@ -35,6 +35,8 @@ type Subscription struct {
 	ended    error               // why nothing comes any more
 	signal   chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 	detached chan struct{}       // closed by Close when the queue has taken everything back
+
+	touched bool // guarded by shard.mu: it is in shard.touched
 }
 
 // lent is a loan on its way to the consumer.
