@@ -71,6 +71,7 @@ var planted = []struct{ rule, path, text, want string }{
 	{"clock", "internal/sim/sim.go", `import t "time"; var f = t.NewTicker`, "time.NewTicker outside clock.go"},
 	{"clock", "worker.go", `import "time"; const d = time.Second; var at time.Time; var b = at.After(at)`, clean},
 	{"clock", "clock.go", `import "time"; var t = time.Now()`, clean},
+	{"clock", "internal/enginetest/call.go", `import "time"; var t = time.NewTimer`, clean},
 	{"clock", "bench/run.go", `import "time"; var t = time.Now()`, clean},
 
 	{"file calls", "broker.go", `import "os"; var f = os.Open`, "os.Open outside storage/fs*.go"},
@@ -88,6 +89,7 @@ var planted = []struct{ rule, path, text, want string }{
 	{"randomness", "queue_test.go", `import "math/rand/v2"`, clean},
 
 	{"no sleep in tests", "broker_test.go", `import "time"; var f = time.Sleep`, "time.Sleep in a test"},
+	{"no sleep in tests", "internal/enginetest/call.go", `import "time"; var f = time.Sleep`, "time.Sleep in a test"},
 	{"no sleep in tests", "broker_test.go", `import "time"; var d = time.Second`, clean},
 
 	{"file length", "broker.go", strings.Repeat("\n", 800), "lines, at most 800"},

@@ -173,7 +173,7 @@ func hasMap(t types.Type) bool {
 // checkClock keeps the system clock behind the Clock interface. The programs that are not
 // the library are free, and so is replicate: its Raft library reads the clock anyway.
 func checkClock(s *source) (found []string) {
-	if s.isTest() || s.path == "clock.go" || s.under("bench", "examples", "cmd", "replicate") {
+	if s.isTestCode() || s.path == "clock.go" || s.under("bench", "examples", "cmd", "replicate") {
 		return nil
 	}
 	s.selectors(func(pkg, name string, pos token.Pos) {
@@ -188,7 +188,7 @@ var errno = regexp.MustCompile(`^E[A-Z0-9]+$|^Errno$`)
 
 // checkFileCalls keeps the file system behind storage.FS.
 func checkFileCalls(s *source) (found []string) {
-	if s.isTest() || s.under("cmd", "examples", "bench") || s.dir() == "storage" && strings.HasPrefix(path.Base(s.path), "fs") {
+	if s.isTestCode() || s.under("cmd", "examples", "bench") || s.dir() == "storage" && strings.HasPrefix(path.Base(s.path), "fs") {
 		return nil
 	}
 	for _, spec := range s.file.Imports {
@@ -209,7 +209,7 @@ func checkFileCalls(s *source) (found []string) {
 
 // checkRandomness keeps math/rand to code that prints its seed.
 func checkRandomness(s *source) (found []string) {
-	if s.isTest() || s.under("bench", "internal/sim", "internal/enginetest") {
+	if s.isTestCode() || s.under("bench", "internal/sim") {
 		return nil
 	}
 	for _, spec := range s.file.Imports {
@@ -222,7 +222,7 @@ func checkRandomness(s *source) (found []string) {
 
 // checkTestSleep keeps sleeps out of tests: they wait for a condition, or move a clock.
 func checkTestSleep(s *source) (found []string) {
-	if !s.isTest() {
+	if !s.isTestCode() {
 		return nil
 	}
 	s.selectors(func(pkg, name string, pos token.Pos) {

@@ -130,8 +130,12 @@ type source struct {
 }
 
 func (s *source) isTest() bool { return strings.HasSuffix(s.path, "_test.go") }
-func (s *source) dir() string  { return path.Dir(s.path) }
 func (s *source) isPure() bool { return slices.Contains(pureFiles, s.path) }
+func (s *source) dir() string  { return path.Dir(s.path) }
+
+// isTestCode reports whether s is part of a test: a test file, or the suite for engines, which
+// is a package only because several engines run it.
+func (s *source) isTestCode() bool { return s.isTest() || s.under("internal/enginetest") }
 
 // under reports whether s lies in or below one of the folders.
 func (s *source) under(folders ...string) bool {
