@@ -107,7 +107,7 @@ func checkPure(s *source) (found []string) {
 }
 
 // checkMapOrder keeps the order of a map, which is random, out of pure files. A map is gone
-// through by slices.Sorted(maps.Keys(m)) or a like call.
+// through by slices.Sorted(maps.Keys(m)), or by a slice that is sorted in the next statement.
 func checkMapOrder(s *source) (found []string) {
 	if !s.isPure() {
 		return nil
@@ -121,6 +121,12 @@ func checkMapOrder(s *source) (found []string) {
 		case *ast.CallExpr:
 			if f, ok := n.Fun.(*ast.SelectorExpr); ok && isName(f.X, "slices") && strings.HasPrefix(f.Sel.Name, "Sorted") {
 				sorted[n.Args[0].Pos()] = true
+			}
+		case *ast.BlockStmt:
+			for i := 1; i < len(n.List); i++ {
+				if keys := collected(n.List[i-1], n.List[i]); keys != nil {
+					sorted[keys.Pos()] = true
+				}
 			}
 		case *ast.RangeStmt:
 			if hasMap(s.info.TypeOf(n.X)) {
@@ -139,6 +145,37 @@ func checkMapOrder(s *source) (found []string) {
 		}
 	})
 	return found
+}
+
+// collected returns seq if the two statements are, up to the names of the functions,
+// s = slices.Collect(seq) or s = slices.AppendSeq(s, seq), and slices.Sort(s).
+func collected(collect, sort ast.Stmt) ast.Expr {
+	assign, ok := collect.(*ast.AssignStmt)
+	if !ok || len(assign.Lhs) != 1 || len(assign.Rhs) != 1 {
+		return nil
+	}
+	from := slicesCall(assign.Rhs[0], "Collect", "AppendSeq")
+	expr, ok := sort.(*ast.ExprStmt)
+	if !ok || from == nil {
+		return nil
+	}
+	to := slicesCall(expr.X, "Sort", "SortFunc")
+	if s, ok := assign.Lhs[0].(*ast.Ident); ok && to != nil && isName(to.Args[0], s.Name) {
+		return from.Args[len(from.Args)-1]
+	}
+	return nil
+}
+
+// slicesCall returns e if it is a call of one of the functions of package slices.
+func slicesCall(e ast.Expr, functions ...string) *ast.CallExpr {
+	call, ok := e.(*ast.CallExpr)
+	if !ok {
+		return nil
+	}
+	if f, ok := call.Fun.(*ast.SelectorExpr); ok && isName(f.X, "slices") && slices.Contains(functions, f.Sel.Name) {
+		return call
+	}
+	return nil
 }
 
 func isName(e ast.Expr, name string) bool {
