@@ -112,7 +112,7 @@ func TestTopicManyEdges(t *testing.T) {
 }
 
 func TestTopicLongestKeys(t *testing.T) {
-	dots := strings.Repeat(".", MaxNameBytes)               // 256 empty words
+	dots := strings.Repeat(".", MaxNameBytes)                  // 256 empty words
 	ones := strings.TrimSuffix(strings.Repeat("a.", 128), ".") // 128 words, 255 bytes
 	require.Len(t, ones, MaxNameBytes)
 	stars := strings.ReplaceAll(ones, "a", "*")
