@@ -528,6 +528,19 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 		top := newTopology(topologyLimits{})
 		park, _ := top.queue(ParkingQueue)
 		m := &model{nextID: 2, queues: []queueDef{park}}
+		// Most of the time there is something to bind.
+		start := []Declaration{Queue{Name: "q1"}, Queue{Name: "q2"}, Queue{Name: "q3"}}
+		for _, ex := range modelExchanges {
+			start = append(start, ex)
+		}
+		for range rapid.IntRange(0, 12).Draw(t, "bindings") {
+			start = append(start, drawModelBinding(t))
+		}
+		top, _, err := top.declare(start)
+		require.NoError(t, err)
+		for _, d := range start {
+			m.declare(d)
+		}
 		type old struct {
 			top   *topology
 			bytes []byte
