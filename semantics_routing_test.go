@@ -301,6 +301,15 @@ func TestSemanticsAlternateAndBindings(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"ql"}, routed(t, less, "e", "k", nil))
 
+	// The inner of two that lead nowhere hands over, and the outer has routed with it.
+	top = declared(t, Exchange{Name: "outer", Kind: Fanout, Alternate: "a"}, Exchange{Name: "inner", Alternate: "b"},
+		Exchange{Name: "a", Kind: Fanout}, Exchange{Name: "b", Kind: Fanout}, Queue{Name: "qa"}, Queue{Name: "qb"},
+		Binding{Exchange: "outer", Destination: "inner"}, Binding{Exchange: "a", Queue: "qa"}, Binding{Exchange: "b", Queue: "qb"})
+	require.Equal(t, []string{"qb"}, routed(t, top, "outer", "k", nil))
+	top, _, err = top.remove([]Declaration{Queue{Name: "qb"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"qa"}, routed(t, top, "outer", "k", nil))
+
 	// The alternate gets headers unchanged.
 	top = declared(t, Exchange{Name: "e", Alternate: "h"}, Exchange{Name: "h", Kind: HeadersMatch}, Queue{Name: "q"},
 		Binding{Exchange: "h", Queue: "q", Headers: map[string]any{"a": 1}})
