@@ -39,20 +39,19 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	if opts.CheckpointBytes == 0 {
-		opts.CheckpointBytes = defaultCheckpointBytes
-	}
 	cache := 0
-	if dir == "" {
-		dir = "memory"
-		if opts.FS == nil {
-			opts.FS = &storage.MemFS{Volatile: true}
-			opts.CheckpointBytes = memoryCheckpointBytes
-			cache = -1 // the files are in memory already
-		}
+	if dir == "" && opts.FS == nil {
+		dir, opts.FS = "memory", &storage.MemFS{Volatile: true}
+		cache = -1 // the files are in memory already
 		if opts.SegmentBytes == 0 {
 			opts.SegmentBytes = memorySegmentBytes
 		}
+		if opts.CheckpointBytes == 0 {
+			opts.CheckpointBytes = memoryCheckpointBytes
+		}
+	}
+	if opts.CheckpointBytes == 0 {
+		opts.CheckpointBytes = defaultCheckpointBytes
 	}
 	e := &localEngine{log: opts.Logger, every: opts.CheckpointBytes, shards: make(map[uint64]*localShard)}
 	log, err := storage.Open(dir, storage.Options{
@@ -223,8 +222,15 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 	}
 }
 
+// opened is the shard of a proposal.
+func (e *localEngine) opened(shard uint64) *localShard {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.shards[shard]
+}
+
 func (e *localEngine) apply(batch []storage.Committed) {
-	s := batch[0].Owner.(*ticket).s
+	s := e.opened(batch[0].Stream)
 	e.entries = e.entries[:0]
 	for i := range batch {
 		c := &batch[i]
@@ -232,9 +238,7 @@ func (e *localEngine) apply(batch []storage.Committed) {
 	}
 	s.m.Apply(bodies{e.store}, e.entries)
 	for i := range batch {
-		t := batch[i].Owner.(*ticket)
-		t.p.Done(e.entries[i].Answer, nil)
-		t.release()
+		batch[i].Owner.(Proposal).Done(e.entries[i].Answer, nil)
 	}
 	s.left(int64(len(batch)))
 }
@@ -243,11 +247,10 @@ func (e *localEngine) apply(batch []storage.Committed) {
 func (e *localEngine) fail(batch []storage.Committed, err error) {
 	err = fmt.Errorf("%w: %w", ErrUnknownOutcome, storageError(err))
 	for i := range batch {
-		t := batch[i].Owner.(*ticket)
-		t.s.m.Lead(false)
-		t.p.Done(Answer{}, err)
-		t.s.left(1)
-		t.release()
+		s := e.opened(batch[i].Stream)
+		s.m.Lead(false)
+		batch[i].Owner.(Proposal).Done(Answer{}, err)
+		s.left(1)
 	}
 }
 
@@ -335,22 +338,6 @@ func (e *localEngine) stats() StorageStats {
 	}
 }
 
-// ticket is a proposal in the log, with its shard.
-type ticket struct {
-	s *localShard
-	p Proposal
-}
-
-var tickets = sync.Pool{New: func() any { return new(ticket) }}
-
-// AppendTo implements storage.Payload.
-func (t *ticket) AppendTo(dst []byte) []byte { return t.p.AppendTo(dst) }
-
-func (t *ticket) release() {
-	*t = ticket{}
-	tickets.Put(t)
-}
-
 // Propose implements Log.
 func (s *localShard) Propose(p Proposal) error {
 	// In this order: Close sets closed first and then looks inside, so one of both sees the other.
@@ -359,10 +346,7 @@ func (s *localShard) Propose(p Proposal) error {
 		s.left(1)
 		return ErrClosed
 	}
-	t := tickets.Get().(*ticket)
-	t.s, t.p = s, p
-	if err := s.e.store.Append(s.shard, p.Durable(), t); err != nil {
-		t.release()
+	if err := s.e.store.Append(s.shard, p.Durable(), p); err != nil {
 		s.left(1)
 		return storageError(err)
 	}
