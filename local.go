@@ -88,11 +88,19 @@ type localEngine struct {
 	size    int64   // owned by commit: of the last checkpoint, so that the next one is worth its cost
 }
 
-// recovered is what the directory holds for a shard.
+// recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
+// when its log was closed.
 type recovered struct {
 	snapshot []byte
 	entries  []Entry // after the snapshot
+	counted  bool    // the log counts its references already
 }
+
+// counted ignores references that were counted before.
+type counted struct{}
+
+func (counted) Keep(Ref, int) {}
+func (counted) Free(Ref)      {}
 
 // localShard is the Log of one shard.
 type localShard struct {
@@ -152,8 +160,12 @@ func (e *localEngine) Open(ctx context.Context, shard uint64, m Machine) (Log, e
 		return nil, fmt.Errorf("shard %d is open", shard)
 	}
 	if had := e.unopened[shard]; had != nil {
+		var refs Bodies = bodies{e.store}
+		if had.counted {
+			refs = counted{}
+		}
 		if had.snapshot != nil {
-			if err := m.Restore(bodies{e.store}, bytes.NewReader(had.snapshot)); err != nil {
+			if err := m.Restore(refs, bytes.NewReader(had.snapshot)); err != nil {
 				return nil, err
 			}
 		}
@@ -270,43 +282,55 @@ func (e *localEngine) checkpoint() {
 	}
 	e.size = int64(len(state))
 	mark := e.store.Mark()
-	e.saving.Go(func() { // ends by itself; closeStore waits for it
+	go func() { // ends by itself; Close waits for it
+		defer e.saving.Done()
 		defer e.busy.Store(false)
 		if err := e.store.WriteCheckpoint(mark, state); err != nil {
 			e.log.Warn("no checkpoint was written", "err", err)
 			return
 		}
 		e.saved.Add(1)
-	})
+	}()
 }
 
 // capture encodes the state of all shards; nil if there is one that was not opened, whose messages only its
-// machine could name.
+// machine could name, or if the engine is being closed. If it is not nil the caller must call saving.Done.
 func (e *localEngine) capture() (snapshot, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.unopened) > 0 {
+	if e.closed {
 		return nil, nil
 	}
-	ids := make([]uint64, 0, len(e.shards))
-	for id := range e.shards {
-		ids = append(ids, id)
+	for _, closed := range e.unopened {
+		if !closed.counted {
+			return nil, nil
+		}
 	}
 	b := append([]byte(nil), checkpointVersion)
-	b = wire.AppendUvarint(b, uint64(len(ids)))
-	for _, id := range ids {
-		w, err := e.shards[id].m.Snapshot()
+	b = wire.AppendUvarint(b, uint64(len(e.shards)+len(e.unopened)))
+	for id, s := range e.shards {
+		state, err := s.state()
 		if err != nil {
 			return nil, err
 		}
-		var one bytes.Buffer
-		if _, err := w.WriteTo(&one); err != nil {
-			return nil, err
-		}
-		b = wire.AppendUvarint(b, id)
-		b = wire.AppendBytes(b, one.Bytes())
+		b = wire.AppendBytes(wire.AppendUvarint(b, id), state)
 	}
+	for id, closed := range e.unopened {
+		b = wire.AppendBytes(wire.AppendUvarint(b, id), closed.snapshot)
+	}
+	e.saving.Add(1) // under mu, so before Close waits
 	return snapshot(b), nil
+}
+
+// state is the snapshot of the shard's machine.
+func (s *localShard) state() ([]byte, error) {
+	w, err := s.m.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	_, err = w.WriteTo(&b)
+	return b.Bytes(), err
 }
 
 // Close implements Engine.
@@ -358,13 +382,24 @@ func (s *localShard) Read(ref Ref, size int, dst []byte) ([]byte, error) {
 	return s.e.store.Read(storage.Position(ref), size, dst)
 }
 
-// Close implements Log. The shard can be opened again after the engine was.
+// Close implements Log. The engine keeps the state, so that the shard can be opened again.
 func (s *localShard) Close() error {
 	s.closed.Store(true)
 	for s.inside.Load() > 0 {
 		<-s.empty
 	}
 	s.left(0) // for another Close
+	s.e.mu.Lock()
+	defer s.e.mu.Unlock()
+	if s.e.shards[s.shard] != s {
+		return nil // closed before
+	}
+	state, err := s.state()
+	if err != nil {
+		return fmt.Errorf("close shard %d: %w", s.shard, err)
+	}
+	delete(s.e.shards, s.shard)
+	s.e.unopened[s.shard] = &recovered{snapshot: state, counted: true}
 	return nil
 }
 
