@@ -9,9 +9,9 @@ var commands = sync.Pool{New: func() any { return new([]byte) }}
 const maxPooledCommand = 1 << 20
 
 // read fills d with the message in the command at ref.
-func (b *Broker) read(ref Ref, size uint32, d *Delivery) error {
+func (s *shard) read(ref Ref, size uint32, d *Delivery) error {
 	buf := commands.Get().(*[]byte)
-	cmd, err := b.shard.log.Read(ref, int(size), (*buf)[:0])
+	cmd, err := s.log.Read(ref, int(size), (*buf)[:0])
 	if err != nil {
 		return err
 	}

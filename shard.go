@@ -11,9 +11,11 @@ import (
 // shard is the shell around a machine: it feeds it from the log, and does what the machine orders. It
 // implements Machine.
 type shard struct {
-	b    *Broker // fixed, as lost is
+	b    *Broker // fixed, as number and lost are
 	log  Log     // fixed after opened, before which nothing is proposed
 	lost bool    // consumers of an earlier session went down with their process
+
+	number uint64
 
 	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
 	m         *machine
@@ -28,9 +30,10 @@ type shard struct {
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
 }
 
-func newShard(b *Broker, lost bool) *shard {
+func newShard(b *Broker, number uint64, m *machine) *shard {
+	_, local := b.engine.(*localEngine)
 	return &shard{
-		b: b, lost: lost, m: newMachine(), subs: make(map[consumerID]*Subscription), serving: make(chan struct{}),
+		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription), serving: make(chan struct{}),
 	}
 }
 
@@ -58,11 +61,14 @@ func (s *shard) Apply(bodies Bodies, entries []Entry) {
 func (s *shard) run(bodies Bodies, effects []effect) {
 	for i := range effects {
 		e := &effects[i]
-		if e.kind == effectFree {
+		switch {
+		case e.kind == effectFree:
 			bodies.Free(e.ref)
 			continue
-		}
-		if !s.leading {
+		case e.kind == effectTopology:
+			s.b.placement.changed(s.m.topology)
+			continue
+		case !s.leading:
 			continue
 		}
 		switch e.kind {
@@ -86,8 +92,6 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			s.b.mover.add(*e)
 		case effectWake:
 			s.setWakeLocked(e.at)
-		case effectTopology:
-			s.b.topology.Store(s.m.topology)
 		}
 	}
 }
@@ -218,7 +222,13 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if m.role != s.m.role {
+		return fmt.Errorf("restore: shard %d: the data is of another placement", s.number)
+	}
 	s.m = m
+	if m.role != roleQueue {
+		s.b.placement.changed(m.topology)
+	}
 	return nil
 }
 
@@ -292,4 +302,26 @@ func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, inst
 	case <-ctx.Done():
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
 	}
+}
+
+// post proposes a command and does not wait.
+func (s *shard) post(encode func([]byte, instant) []byte) error {
+	return s.log.Propose(&posting{b: s.b, encode: encode})
+}
+
+// close detaches the consumers in good order and closes the log.
+func (s *shard) close(why error) error {
+	s.mu.Lock()
+	s.setWakeLocked(0)
+	s.mu.Unlock()
+	for _, sub := range s.subscriptions() {
+		sub.end(why)
+		// An error means that the log has failed or leads elsewhere: the messages come back from there.
+		_ = s.post(func(dst []byte, at instant) []byte {
+			return detach{queue: sub.queue.id, consumer: sub.id}.appendTo(dst, at)
+		})
+	}
+	err := s.log.Close()
+	s.starts.Wait()
+	return err
 }

@@ -22,6 +22,7 @@ type SubscribeOptions struct {
 // Subscription is a consumer of one queue. Its methods may be called concurrently.
 type Subscription struct {
 	b     *Broker // fixed after Subscribe, as all above mu
+	shard *shard  // of its queue
 	queue queueDef
 	id    consumerID
 	auto  bool
@@ -87,14 +88,18 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 	if !ok {
 		return nil, ErrNotFound
 	}
-	if err := b.shard.serves(ctx); err != nil {
+	shard := b.placement.of(def.id)
+	if shard == nil {
+		return nil, ErrNotFound
+	}
+	if err := shard.serves(ctx); err != nil {
 		return nil, err
 	}
 	s := &Subscription{
-		b: b, queue: def, id: b.shard.newConsumer(), signal: make(chan struct{}, 1),
+		b: b, shard: shard, queue: def, id: shard.newConsumer(), signal: make(chan struct{}, 1),
 	}
-	b.shard.register(s)
-	answer, err := b.call(ctx, false, func(dst []byte, at instant) []byte {
+	shard.register(s)
+	answer, err := shard.call(ctx, false, func(dst []byte, at instant) []byte {
 		return attach{queue: def.id, consumer: s.id, prefetch: prefetch}.appendTo(dst, at)
 	})
 	if err == nil {
@@ -114,7 +119,7 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 		go func() { _ = s.Close() }()
 		return nil, err
 	}
-	b.shard.unregister(s)
+	shard.unregister(s)
 	return nil, err
 }
 
@@ -276,7 +281,7 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 		EnqueuedAt: time.Unix(0, int64(l.arrived)),
 	}
 	d.loan = settlement{sub: s, tag: l.tag, slot: l.slot, deadline: l.deadline}
-	if err := s.b.read(l.ref, l.size, d); err != nil {
+	if err := s.shard.read(l.ref, l.size, d); err != nil {
 		s.mu.Lock()
 		_, stale := s.stale[l.tag]
 		ended := s.ended
@@ -321,7 +326,7 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 		err = ErrUnknownDelivery
 	}
 	if err == nil && tag > 0 {
-		err = s.b.post(false, func(dst []byte, at instant) []byte {
+		err = s.shard.post(func(dst []byte, at instant) []byte {
 			return ackUpTo{queue: s.queue.id, consumer: s.id, tag: tag}.appendTo(dst, at)
 		})
 	}
@@ -346,11 +351,11 @@ func (s *Subscription) close() error {
 	s.buffer, s.first = nil, 0
 	s.mu.Unlock()
 	s.wake()
-	defer s.b.shard.unregister(s)
+	defer s.shard.unregister(s)
 	if before != nil {
 		return nil // the consumer is gone already: with its queue, its broker or its log
 	}
-	_, err := s.b.call(context.Background(), false, func(dst []byte, at instant) []byte {
+	_, err := s.shard.call(context.Background(), false, func(dst []byte, at instant) []byte {
 		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
 	})
 	if err != nil && !errors.Is(err, ErrClosed) {

@@ -576,3 +576,13 @@ func (t *topology) within(limits topologyLimits) *topology {
 	next.limits = limits.withDefaults()
 	return &next
 }
+
+// topologyOf is the topology of a shard that holds one queue.
+func topologyOf(def queueDef) *topology {
+	t := newTopology(topologyLimits{})
+	t.queueNames.Clear(false)
+	t.queueIDs.Clear(false)
+	t.putQueue(&def)
+	t.nextID = def.id + 1
+	return t
+}
