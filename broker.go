@@ -165,6 +165,22 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 	return nil
 }
 
+// Check reports whether the declarations hold, and changes nothing: nil if all do. Else the error is that of the first
+// that does not: ErrNotFound or ErrNoExchange if it is absent, a *PreconditionError if it differs.
+func (b *Broker) Check(ds ...Declaration) error {
+	err := validateDeclarations(ds)
+	if err == nil {
+		err = b.open()
+	}
+	if err == nil {
+		err = b.topology.Load().missing(ds)
+	}
+	if err != nil {
+		return fmt.Errorf("broker: check: %w", err)
+	}
+	return nil
+}
+
 // change proposes a change of the topology and waits until the broker routes by it.
 func (b *Broker) change(ctx context.Context, encode func([]byte, instant) []byte) error {
 	a, err := b.placement.first.call(ctx, true, encode)

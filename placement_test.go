@@ -32,6 +32,11 @@ func TestShardPerQueue(t *testing.T) {
 		Exchange{Name: "all", Kind: Fanout}, Exchange{Name: "dead", Kind: Fanout},
 		Queue{Name: "a", DeadLetter: DeadLetter{Exchange: "dead"}}, Queue{Name: "b"}, Queue{Name: "graves"},
 		Binding{Exchange: "all", Queue: "a"}, Binding{Exchange: "all", Queue: "b"}, Binding{Exchange: "dead", Queue: "graves"}))
+	require.NoError(t, b.Check(Exchange{Name: "all", Kind: Fanout}, Queue{Name: "b"}, Binding{Exchange: "all", Queue: "b"}))
+	require.ErrorIs(t, b.Check(Queue{Name: "c"}), ErrNotFound)
+	require.ErrorIs(t, b.Check(Exchange{Name: "c"}), ErrNoExchange)
+	require.ErrorIs(t, b.Check(Queue{Name: "b", Priorities: 2}), ErrPrecondition)
+	require.ErrorIs(t, b.Check(Binding{Exchange: "all", Queue: "graves"}), ErrNotFound)
 	const n = 200
 	for i := range n {
 		require.NoError(t, b.Publish(ctx, Message{Exchange: "all", Body: fmt.Appendf(nil, "m%d", i)}))

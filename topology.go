@@ -255,6 +255,47 @@ func (t *topology) remove(ds []Declaration) (next *topology, removed []queueDef,
 	return change.topology, change.removed, nil
 }
 
+// missing reports the first of ds that does not hold, as declare would refuse it, or with ErrNotFound, for an
+// exchange ErrNoExchange. It only reads.
+func (t *topology) missing(ds []Declaration) error {
+	for _, d := range ds {
+		var err error
+		switch d := d.(type) {
+		case Exchange:
+			have, ok := t.exchangeNamed(d.Name)
+			if err = noExchange(d.Name); ok {
+				err = d.compare(have.Exchange)
+			}
+		case Queue:
+			have, ok := t.queue(d.Name)
+			if err = fmt.Errorf("queue %q: %w", d.Name, ErrNotFound); ok {
+				err = d.withDefaults().compare(have.Queue)
+			}
+		case Binding:
+			err = t.missingBinding(d)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *topology) missingBinding(d Binding) error {
+	ex, ok := t.exchangeNamed(d.Exchange)
+	if !ok {
+		return noExchange(d.Exchange)
+	}
+	if err := d.validateFor(ex.Kind); err != nil {
+		return err
+	}
+	b := newBinding(d, ex.Kind, 0)
+	if !ex.bindings.Has(b) {
+		return fmt.Errorf("binding of exchange %q to %q: %w", d.Exchange, b.targetName(), ErrNotFound)
+	}
+	return nil
+}
+
 // editor makes a topology out of another. It copies at the first real change, so that no
 // change gives the original back.
 type editor struct {
