@@ -128,6 +128,19 @@ func TestHashIsIndependentOfOrder(t *testing.T) {
 	})
 }
 
+func TestHashWeightsOfOneTargetAddUp(t *testing.T) {
+	ds := []Declaration{Exchange{Name: "e", Kind: ConsistentHash}, Queue{Name: "a"}, Queue{Name: "b"}, Binding{Exchange: "e", Queue: "b", Weight: 5}}
+	one := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 5})...)
+	two := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 2}, Binding{Exchange: "e", Queue: "a", Weight: 3})...)
+	for i := range 1000 {
+		key := fmt.Sprint(i)
+		require.Equal(t, routed(t, one, "e", key, nil), routed(t, two, "e", key, nil))
+	}
+	two, _, err := two.remove([]Declaration{Binding{Exchange: "e", Queue: "a", Weight: 2}, Binding{Exchange: "e", Queue: "a", Weight: 3}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"b"}, routed(t, two, "e", "k", nil))
+}
+
 func TestNegLog2(t *testing.T) {
 	scale := math.Exp2(logBits)
 	require.Zero(t, negLog2(math.MaxUint64))

@@ -336,8 +336,6 @@ func (e *editor) removeExchange(name string) {
 	}
 	t := e.write()
 	t.removeInbound(&binding{Binding: Binding{Destination: name, Weight: -1}})
-	// Bindings of the exchange to itself went with those to it: read it again.
-	ex, _ = t.exchangeNamed(name)
 	ex.bindings.Ascend(func(b *binding) bool {
 		t.inbound.Delete(b)
 		return true

@@ -319,6 +319,79 @@ func TestTopologyRoundTrip(t *testing.T) {
 	}
 }
 
+func TestDecodeTopologyRefuses(t *testing.T) {
+	park, _ := newTopology(topologyLimits{}).queue(ParkingQueue)
+	q := func(id queueID, name string) queueDef { return queueDef{id, Queue{Name: name}.withDefaults()} }
+	e, f := Exchange{Name: "e"}, Exchange{Name: "f", Kind: ConsistentHash}
+	a, b := Binding{Exchange: "e", Queue: "a", Key: "1"}, Binding{Exchange: "e", Queue: "a", Key: "2"}
+	rows := []struct {
+		name      string
+		next      queueID
+		exchanges []Exchange
+		queues    []queueDef
+		bindings  []Binding
+		good      bool
+	}{
+		{"all in order", 9, []Exchange{e, f}, []queueDef{q(3, "a"), q(2, "b"), park}, []Binding{a, b}, true},
+		{"exchanges out of order", 9, []Exchange{f, e}, []queueDef{park}, nil, false},
+		{"an exchange twice", 9, []Exchange{e, e}, []queueDef{park}, nil, false},
+		{"the default exchange", 9, []Exchange{{}}, []queueDef{park}, nil, false},
+		{"no parking queue", 9, nil, []queueDef{q(2, "a")}, nil, false},
+		{"the parking queue with another id", 9, nil, []queueDef{{2, park.Queue}}, nil, false},
+		{"the parking queue with other settings", 9, nil, []queueDef{q(1, ParkingQueue)}, nil, false},
+		{"queues out of order", 9, nil, []queueDef{park, q(2, "a")}, nil, false},
+		{"a queue twice", 9, nil, []queueDef{q(2, "a"), q(3, "a"), park}, nil, false},
+		{"an id twice", 9, nil, []queueDef{q(2, "a"), q(2, "b"), park}, nil, false},
+		{"the parking queue's id", 9, nil, []queueDef{q(1, "a"), park}, nil, false},
+		{"an id not yet given", 2, nil, []queueDef{q(2, "a"), park}, nil, false},
+		{"id none", 9, nil, []queueDef{q(0, "a"), park}, nil, false},
+		{"a next id that the parking queue has", 1, nil, []queueDef{park}, nil, false},
+		{"a queue without its defaults", 9, nil, []queueDef{{2, Queue{Name: "a"}}, park}, nil, false},
+		{"a reserved name", 9, nil, []queueDef{q(2, "bourse.a"), park}, nil, false},
+		{"bindings out of order", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{b, a}, false},
+		{"a binding twice", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{a, a}, false},
+		{"a binding to nothing", 9, []Exchange{e}, []queueDef{park}, []Binding{a}, false},
+		{"a binding of nothing", 9, nil, []queueDef{q(2, "a"), park}, []Binding{a}, false},
+		{"a binding without its default", 9, []Exchange{f}, []queueDef{q(2, "a"), park}, []Binding{{Exchange: "f", Queue: "a"}}, false},
+		{"a binding of the wrong kind", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{{Exchange: "e", Queue: "a", Weight: 1}}, false},
+	}
+	for _, row := range rows {
+		out := wire.AppendUvarint([]byte{topologyVersion}, uint64(row.next))
+		out = wire.AppendUvarint(out, uint64(len(row.exchanges)))
+		for _, d := range row.exchanges {
+			out = d.appendTo(out)
+		}
+		out = wire.AppendUvarint(out, uint64(len(row.queues)))
+		for _, q := range row.queues {
+			out = q.Queue.appendTo(wire.AppendUvarint(out, uint64(q.id)))
+		}
+		out = wire.AppendUvarint(out, uint64(len(row.bindings)))
+		for _, d := range row.bindings {
+			out = d.appendTo(out)
+		}
+		r := wire.NewReader(out)
+		top, err := decodeTopology(&r, topologyLimits{})
+		if row.good {
+			require.NoError(t, err, row.name)
+			require.Equal(t, out, top.appendTo(nil))
+			continue
+		}
+		require.ErrorIs(t, err, wire.ErrMalformed, row.name)
+		require.Nil(t, top)
+	}
+}
+
+func TestFanoutTargetStaysWhileOneBindingLeadsThere(t *testing.T) {
+	top := declared(t, Exchange{Name: "e", Kind: Fanout}, Queue{Name: "q"},
+		Binding{Exchange: "e", Queue: "q", Key: "1"}, Binding{Exchange: "e", Queue: "q", Key: "2"})
+	top, _, err := top.remove([]Declaration{Binding{Exchange: "e", Queue: "q", Key: "1"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"q"}, routed(t, top, "e", "", nil))
+	top, _, err = top.remove([]Declaration{Binding{Exchange: "e", Queue: "q", Key: "2"}})
+	require.NoError(t, err)
+	require.Empty(t, routed(t, top, "e", "", nil))
+}
+
 // FuzzTopology decodes arbitrary bytes: an error or a topology that keeps its invariants.
 func FuzzTopology(f *testing.F) {
 	f.Add(newTopology(topologyLimits{}).appendTo(nil))
@@ -628,6 +701,7 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 				if len(past) > 0 {
 					p := past[len(past)/2]
 					require.Equal(t, p.bytes, p.top.appendTo(nil), "an old topology changed")
+					checkTopology(t, p.top)
 				}
 			},
 		})
