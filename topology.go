@@ -567,3 +567,10 @@ func (e *editor) decodeQueues(r *wire.Reader) error {
 	}
 	return nil
 }
+
+// within is t with other limits for the next declare.
+func (t *topology) within(limits topologyLimits) *topology {
+	next := *t
+	next.limits = limits.withDefaults()
+	return &next
+}

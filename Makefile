@@ -1,0 +1,55 @@
+# The suites of bourse. `make` lists them; .ci/run runs most of them, in the same form.
+#
+# The sizes below are those of CI. A long run is the same target with more:
+#   make kill KILLS=20000
+# Every suite prints its seed when it fails, and the command that replays it.
+
+KILLS     ?= 200     # a writing process is killed with SIGKILL and recovered, so often
+COMMANDS  ?= 1000000 # random commands to the queue machine, in step with a naive model
+SEQUENCES ?= 20000   # random sequences of calls of the public API, against a naive model
+IMAGES    ?= 20000   # disks cut at a write or a sync, recovered and compared
+FUZZTIME  ?= 20000x  # per fuzz target; also a time, such as 10m
+
+# Which tests make up a suite. A pattern that finds no test is an error, not a pass.
+KILL_TESTS  = ^TestKill
+MODEL_TESTS = ^Test(Model|Machine)
+CRASH_TESTS = ^TestCrash
+
+.PHONY: help test race invariants fuzz kill model crash bench replicate lint cover
+
+help:             ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
+
+test:             ## all tests, with small sizes: the ones to run before a commit
+	go test ./...
+
+race:             ## the same under the race detector
+	go test -race -short -timeout 20m ./...
+
+invariants:       ## the same with the costly assertions on
+	go test -tags invariants -timeout 20m ./...
+
+fuzz:             ## every fuzz target of the module, FUZZTIME each
+	.ci/fuzz "$(strip $(FUZZTIME))"
+
+kill:             ## kill -9 in a loop: nothing confirmed is lost
+	.ci/suite . "$(KILL_TESTS)" -kills $(KILLS)
+
+model:            ## machine and public API in step with naive models
+	.ci/suite . "$(MODEL_TESTS)" -commands $(COMMANDS) -sequences $(SEQUENCES)
+
+crash:            ## power cuts at every write and sync, of the log and of the broker
+	.ci/suite ./storage "$(CRASH_TESTS)" -images $(IMAGES)
+	.ci/suite . "$(CRASH_TESTS)" -images $(IMAGES)
+
+bench:            ## the benchmarks; say machine, commit and options with every figure
+	go test -run '^$$' -bench . -benchmem ./...
+
+replicate:        ## vet and test the module of the cluster
+	cd replicate && go vet ./... && go test -timeout 20m ./...
+
+lint:             ## staticcheck and golangci-lint, at the versions of CI
+	.ci/lint
+
+cover:            ## how much of the pure files the tests reach
+	.ci/cover

@@ -1,0 +1,351 @@
+package bourse
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+)
+
+// Options are the settings of a broker. The zero value is a broker in memory.
+type Options struct {
+	// Dir is the data directory; it is made if it does not exist. Empty: in memory only.
+	Dir string
+	// Engine orders and stores the commands. Nil: a local log in Dir. Not together with Dir. The
+	// broker closes it.
+	Engine Engine
+
+	Clock  Clock        // nil: the system's
+	Logger *slog.Logger // nil: discard
+
+	// Limits. 0 is the default, which is also the maximum unless said.
+	MaxPending      int   // publishes not yet confirmed, then callers wait; default 10,000, at most 1,000,000
+	MaxPendingBytes int64 // of bodies, likewise; default 64 MiB, at most 1 GiB; one message always fits
+	MaxBodyBytes    int   // of one message; default DefaultBodyBytes, at most MaxBodyBytes
+	MaxQueues       int   // default 10,000
+	MaxBindings     int   // default 100,000
+}
+
+const (
+	defaultPending      = 10_000
+	maxPending          = 1_000_000
+	defaultPendingBytes = 64 << 20
+	maxPendingBytes     = 1 << 30
+)
+
+// withDefaults returns the options completed, or an *InvalidError.
+func (o Options) withDefaults() (Options, error) {
+	if o.Dir != "" && o.Engine != nil {
+		return o, &InvalidError{"Options.Engine", "set together with Dir"}
+	}
+	limit := func(field string, v *int, def, most int) error {
+		if *v < 0 || *v > most {
+			return &InvalidError{field, fmt.Sprintf("%d, must be 0 to %d", *v, most)}
+		}
+		if *v == 0 {
+			*v = def
+		}
+		return nil
+	}
+	pendingBytes := int(min(o.MaxPendingBytes, maxPendingBytes+1))
+	err := errors.Join(
+		limit("Options.MaxPending", &o.MaxPending, defaultPending, maxPending),
+		limit("Options.MaxPendingBytes", &pendingBytes, defaultPendingBytes, maxPendingBytes),
+		limit("Options.MaxBodyBytes", &o.MaxBodyBytes, DefaultBodyBytes, MaxBodyBytes),
+		limit("Options.MaxQueues", &o.MaxQueues, MaxQueues, MaxQueues),
+		limit("Options.MaxBindings", &o.MaxBindings, MaxBindings, MaxBindings),
+	)
+	o.MaxPendingBytes = int64(pendingBytes)
+	if o.Clock == nil {
+		o.Clock = newSystemClock()
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o, err
+}
+
+// Broker routes messages into queues and lends them to consumers. All methods may be called
+// concurrently.
+//
+// Lock order: shard.mu, then Subscription.mu or mover.mu; the others are leaves. None is held while a
+// command is proposed or user code runs.
+type Broker struct {
+	opts     Options // fixed after NewBroker, as all above mu
+	clock    Clock
+	log      *slog.Logger
+	engine   Engine
+	shard    *shard
+	mover    *mover
+	gate     gate
+	instance uint64        // drawn at random: the first half of the ids that this broker makes
+	lostLog  error         // what subscriptions end with when the log is lost
+	draining chan struct{} // closed when Work must stop
+
+	topology   atomic.Pointer[topology] // stored by the shard, loaded by everybody
+	made       atomic.Uint64            // ids made
+	published  atomic.Uint64
+	unroutable atomic.Uint64
+	closing    atomic.Bool
+
+	mu      sync.Mutex // guards below; leaf lock
+	pullers map[queueID]*Subscription
+	works   int           // calls of Work that run
+	idle    chan struct{} // closed when works is 0; nil: nobody waits
+	drained bool          // draining is closed
+	closed  chan struct{} // closed when Close has finished; nil before the first Close
+	err     error         // of that Close
+}
+
+// NewBroker opens a broker and recovers what opts.Dir holds. ctx bounds the recovery, not the broker's life.
+// Errors: an *InvalidError, ErrDirInUse, ErrForeignDir, ErrDiskFull, or a fault: ErrStorage, and for damaged
+// data a *storage.CorruptError with file and offset.
+func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
+	opts, err := opts.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("broker: open: %w", err)
+	}
+	b := &Broker{
+		opts: opts, clock: opts.Clock, log: opts.Logger, engine: opts.Engine, lostLog: ErrNotLeader,
+		draining: make(chan struct{}), pullers: make(map[queueID]*Subscription),
+		gate: gate{maxCount: int64(opts.MaxPending), maxBytes: opts.MaxPendingBytes},
+	}
+	var seed [8]byte
+	if _, err := rand.Read(seed[:]); err != nil {
+		return nil, fmt.Errorf("broker: open: %w", err)
+	}
+	b.instance = binary.LittleEndian.Uint64(seed[:])
+	b.mover = newMover(b)
+	if b.engine == nil {
+		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger}); err != nil {
+			return nil, fmt.Errorf("broker: open: %w", err)
+		}
+	}
+	// Whoever held messages of a local log when it was left went down with the process that wrote it.
+	_, local := b.engine.(*localEngine)
+	if local {
+		b.lostLog = ErrStorage
+	}
+	b.shard = newShard(b, local)
+	b.topology.Store(b.shard.m.topology)
+	if err := b.start(ctx, local); err != nil {
+		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
+	}
+	return b, nil
+}
+
+func (b *Broker) start(ctx context.Context, local bool) error {
+	if p := b.engine.Placement(); p != OneShard {
+		return &InvalidError{"Options.Engine", "its placement is not one shard"}
+	}
+	log, err := b.engine.Open(ctx, 1, b.shard)
+	if err != nil {
+		return err
+	}
+	b.shard.opened(log)
+	if local {
+		if err := b.shard.serves(ctx); err != nil {
+			return err
+		}
+	}
+	go b.mover.run() // ends by mover.stop in Close, which waits for it
+	return nil
+}
+
+// now is the broker's clock as an instant.
+func (b *Broker) now() instant { return instant(b.clock.Now().UnixNano()) }
+
+// open returns ErrClosed once the broker is being closed.
+func (b *Broker) open() error {
+	if b.closing.Load() {
+		return ErrClosed
+	}
+	return nil
+}
+
+func (b *Broker) call(ctx context.Context, durable bool, encode func([]byte, instant) []byte) (Answer, error) {
+	return b.shard.call(ctx, durable, encode)
+}
+
+func (b *Broker) post(durable bool, encode func([]byte, instant) []byte) error {
+	return b.shard.log.Propose(&posting{b: b, durable: durable, encode: encode})
+}
+
+// Declare makes the declarations hold, all or none: what is missing is made, what exists must match. It
+// returns when that is durable. Errors: an *InvalidError or *PreconditionError names the fields; ErrNotFound and
+// ErrNoExchange the end of a binding that does not exist; ErrTooMany the limit.
+func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
+	if err := validateDeclarations(ds); err != nil {
+		return fmt.Errorf("broker: declare: %w", err)
+	}
+	if err := b.open(); err != nil {
+		return fmt.Errorf("broker: declare: %w", err)
+	}
+	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings}
+	a, err := b.call(ctx, true, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
+	if err == nil && a.Code == answerError {
+		err = decodeError(a.Data)
+	}
+	if err != nil {
+		return fmt.Errorf("broker: declare: %w", err)
+	}
+	return nil
+}
+
+// DeleteOnly is a condition of DeleteIf.
+type DeleteOnly struct {
+	// IfUnused: no queue among them has consumers, no exchange bindings; else ErrInUse.
+	IfUnused bool
+	// IfEmpty: no queue among them holds a message, in whatever state; else ErrNotEmpty.
+	IfEmpty bool
+}
+
+// Delete undoes declarations, all or none, and returns when that is durable; what is absent is no error. Only
+// names count, and for a Binding all its fields. A queue goes with its messages, which are not dead-lettered, its
+// bindings and its subscriptions, which end with ErrQueueGone; an exchange goes with its bindings.
+func (b *Broker) Delete(ctx context.Context, ds ...Declaration) error {
+	return b.DeleteIf(ctx, DeleteOnly{}, ds...)
+}
+
+// DeleteIf is Delete under conditions, which are checked in the same step.
+func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaration) error {
+	if err := validateRemovals(ds); err != nil {
+		return fmt.Errorf("broker: delete: %w", err)
+	}
+	if err := b.open(); err != nil {
+		return fmt.Errorf("broker: delete: %w", err)
+	}
+	var conditions removeOnly
+	if only.IfUnused {
+		conditions |= onlyUnused
+	}
+	if only.IfEmpty {
+		conditions |= onlyEmpty
+	}
+	a, err := b.call(ctx, true, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
+	if err == nil && a.Code == answerError {
+		err = decodeError(a.Data)
+	}
+	if err != nil {
+		return fmt.Errorf("broker: delete: %w", err)
+	}
+	return nil
+}
+
+// Purge removes the messages of a queue that are ready or delayed, for good, and returns how many there were. What
+// is on loan stays. It returns when that is durable.
+func (b *Broker) Purge(ctx context.Context, queue string) (int, error) {
+	if err := b.open(); err != nil {
+		return 0, fmt.Errorf("broker: purge %q: %w", queue, err)
+	}
+	def, ok := b.topology.Load().queue(queue)
+	if !ok {
+		return 0, fmt.Errorf("broker: purge %q: %w", queue, ErrNotFound)
+	}
+	a, err := b.call(ctx, true, func(dst []byte, at instant) []byte { return appendPurge(dst, at, def.id) })
+	if err == nil && a.Code == answerGone {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return 0, fmt.Errorf("broker: purge %q: %w", queue, err)
+	}
+	return int(a.Code - answerNumber), nil
+}
+
+// Shutdown drains and closes the broker: Work takes nothing more and lets its handlers finish, each within its
+// Grace, and then everything is closed as by Close. If ctx ends first, the rest is closed at once and the
+// error matches ctx.Err().
+func (b *Broker) Shutdown(ctx context.Context) error {
+	b.drain()
+	var late error
+	select {
+	case <-b.worksDone():
+	case <-ctx.Done():
+		late = fmt.Errorf("broker: shutdown: handlers still run: %w", ctx.Err())
+	}
+	return errors.Join(late, b.Close())
+}
+
+func (b *Broker) drain() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.drained {
+		b.drained = true
+		close(b.draining)
+	}
+}
+
+// worksDone returns a channel that is closed when no Work runs.
+func (b *Broker) worksDone() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.works == 0 {
+		return closedChannel
+	}
+	if b.idle == nil {
+		b.idle = make(chan struct{})
+	}
+	return b.idle
+}
+
+// workStarts counts a Work in, unless the broker is draining; workEnds counts it out.
+func (b *Broker) workStarts() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.drained {
+		return false
+	}
+	b.works++
+	return true
+}
+
+func (b *Broker) workEnds() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.works--
+	if b.works == 0 && b.idle != nil {
+		close(b.idle)
+		b.idle = nil
+	}
+}
+
+// Close closes the broker now. Publishes that were accepted are finished first; what consumers hold goes back
+// without a failure, and their subscriptions end with ErrClosed. Closing again returns what the first Close did.
+func (b *Broker) Close() error {
+	b.drain()
+	b.mu.Lock()
+	if closed := b.closed; closed != nil {
+		b.mu.Unlock()
+		<-closed
+		return b.err
+	}
+	b.closed = make(chan struct{})
+	b.mu.Unlock()
+
+	b.closing.Store(true)
+	b.gate.close()
+	b.mover.stop()
+	b.shard.mu.Lock()
+	b.shard.setWakeLocked(0)
+	b.shard.mu.Unlock()
+	for _, s := range b.shard.subscriptions() {
+		s.end(ErrClosed)
+		// An error means that the log has failed: then the messages come back by recovery.
+		_ = b.post(false, func(dst []byte, at instant) []byte {
+			return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
+		})
+	}
+	err := b.shard.log.Close()
+	b.shard.starts.Wait()
+	err = errors.Join(err, b.engine.Close())
+	if err != nil {
+		err = fmt.Errorf("broker: close: %w", err)
+	}
+	b.err = err
+	close(b.closed)
+	return err
+}

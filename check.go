@@ -1,0 +1,136 @@
+package bourse
+
+import "github.com/boursemq/bourse/internal/invariant"
+
+// This file walks the structures and panics where an invariant does not hold. The tests call it after
+// every command; a build with the tag invariants does so everywhere.
+
+func (m *machine) check() {
+	invariant.Check(len(m.order) == len(m.queues), "machine 1: %d queues in order, %d by id", len(m.order), len(m.queues))
+	for i, q := range m.order {
+		invariant.Check(m.queues[q.def.id] == q, "machine 1: queue %d is not found by its id", q.def.id)
+		invariant.Check(i == 0 || m.order[i-1].def.id < q.def.id, "machine 1: queue %d is out of order", q.def.id)
+		_, known := m.topology.queueByID(q.def.id)
+		invariant.Check(known, "machine 1: queue %d is not in the topology", q.def.id)
+		due := q.due()
+		invariant.Check(due == 0 || q.timer != 0 && q.timer <= due, "machine 2: queue %d due at %d, timer %d", q.def.id, due, q.timer)
+		invariant.Check(q.timer == 0 || m.timers.Has(timer{q.timer, q.def.id}), "machine 2: timer of queue %d is not set", q.def.id)
+		for _, c := range q.roster.all {
+			invariant.Check(c.id.session() == m.session, "machine 3: consumer %x in session %d", c.id, m.session)
+		}
+		invariant.Check(q.now <= m.now, "queue 4: queue %d is ahead of its shard", q.def.id)
+		q.check()
+	}
+}
+
+func (q *queue) check() {
+	held := uint64(q.size())
+	gone := q.count.Acked + q.count.Discarded + q.count.Moved + q.count.Purged
+	invariant.Check(q.count.Enqueued == held+gone, "queue 1: %d arrived, %d held, %d gone", q.count.Enqueued, held, gone)
+	bytes := q.ready.bytes + q.ledger.bytes + q.delayedBytes + q.dyingBytes
+	invariant.Check(q.count.bytesIn == uint64(bytes)+q.count.bytesGone, "queue 1: %d bytes arrived, %d held, %d gone",
+		q.count.bytesIn, bytes, q.count.bytesGone)
+	invariant.Check(q.count.Dead == q.count.Discarded+q.count.Moved+uint64(q.dyingLen()), "queue 1: the dead do not add up")
+	invariant.Check(q.ready.n == 0 || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
+
+	seen := make(map[uint64]bool, q.size())
+	once := func(e entry, dead bool) {
+		invariant.Check(!seen[e.seq], "queue 1: message %d is in two accounts", e.seq)
+		seen[e.seq] = true
+		invariant.Check(e.seq < q.nextSeq, "queue 1: message %d never arrived", e.seq)
+		invariant.Check(e.failures <= e.deliveries, "queue 5: message %d failed %d times in %d deliveries", e.seq, e.failures, e.deliveries)
+		if limit := q.def.MaxRetries; !dead && limit != NoLimit {
+			invariant.Check(e.failures <= uint32(max(limit, 0)), "queue 5: message %d lives after %d failures", e.seq, e.failures)
+		}
+	}
+	q.ready.check(once)
+	q.ledger.check(&q.roster, once)
+	q.roster.check()
+	if q.delayed != nil {
+		bytes := int64(0)
+		q.delayed.Ascend(func(d delayed) bool { once(d.entry, false); bytes += int64(d.size); return true })
+		invariant.Check(bytes == q.delayedBytes, "queue 1: delayed bytes")
+	}
+	if q.dying != nil {
+		bytes := int64(0)
+		q.dying.Ascend(func(d dying) bool { once(d.entry, true); bytes += int64(d.size); return true })
+		invariant.Check(bytes == q.dyingBytes, "queue 1: dying bytes")
+	}
+}
+
+func (r *readySet) check(once func(entry, bool)) {
+	n, bytes := 0, int64(0)
+	last := entry{}
+	var per [MaxPriorities]int
+	r.each(func(e entry) bool {
+		inOrder := e.level > last.level || e.level == last.level && (n == 0 || e.seq > last.seq)
+		invariant.Check(inOrder, "ready 1: message %d after %d", e.seq, last.seq)
+		once(e, false)
+		per[e.level]++
+		n++
+		bytes += int64(e.size)
+		last = e
+		return true
+	})
+	for l, k := range per {
+		set := r.occupied[l/64]&(1<<(l%64)) != 0
+		invariant.Check(set == (k > 0), "ready 2: level %d holds %d", l, k)
+	}
+	invariant.Check(n == r.n && bytes == r.bytes, "ready 3: %d messages of %d bytes, counted %d and %d", n, bytes, r.n, r.bytes)
+}
+
+func (l *ledger) check(r *roster, once func(entry, bool)) {
+	free := make(map[slotID]bool, len(l.free))
+	for _, s := range l.free {
+		invariant.Check(!free[s] && l.slots[s].holder == nil, "ledger 1: slot %d is free twice or held", s)
+		free[s] = true
+	}
+	invariant.Check(len(l.free)+l.n == len(l.slots), "ledger 1: %d free and %d held of %d slots", len(l.free), l.n, len(l.slots))
+	listed, bytes := 0, int64(0)
+	last := instant(-1 << 63)
+	for s := l.oldest; s != noSlot; s = l.slots[s].newer {
+		invariant.Check(l.slots[s].deadline >= last && !l.slots[s].extended, "ledger 3: slot %d", s)
+		last = l.slots[s].deadline
+		listed++
+	}
+	if l.extended != nil {
+		l.extended.Ascend(func(x extension) bool {
+			invariant.Check(l.slots[x.slot].extended && l.slots[x.slot].deadline == x.deadline, "ledger 1: slot %d in the tree", x.slot)
+			listed++
+			return true
+		})
+	}
+	invariant.Check(listed == l.n, "ledger 1: %d loans have a deadline, %d exist", listed, l.n)
+	held := 0
+	for _, c := range r.all {
+		tag, n := uint64(0), int32(0)
+		for s := c.oldest; s != noSlot; s = l.slots[s].newerOf {
+			ln := &l.slots[s]
+			invariant.Check(ln.holder == c && ln.tag > tag && ln.tag <= c.lastTag, "ledger 2: slot %d, tag %d", s, ln.tag)
+			invariant.Check(ln.deliveries > 0, "ledger 2: slot %d was never delivered", s)
+			once(ln.entry, false)
+			tag = ln.tag
+			bytes += int64(ln.size)
+			n++
+		}
+		invariant.Check(n == c.outstanding, "ledger 2: consumer %x holds %d, counted %d", c.id, n, c.outstanding)
+		held += int(n)
+	}
+	invariant.Check(held == l.n && bytes == l.bytes, "ledger 4: %d loans of %d bytes, counted %d and %d", held, bytes, l.n, l.bytes)
+}
+
+func (r *roster) check() {
+	eligible := 0
+	for _, c := range r.all {
+		room := c.outstanding < c.prefetch
+		invariant.Check(room == (c.place >= 0), "roster 2: consumer %x, %d of %d, place %d", c.id, c.outstanding, c.prefetch, c.place)
+		if room {
+			invariant.Check(r.eligible[c.place] == c, "roster 2: consumer %x is not at its place", c.id)
+			eligible++
+		}
+	}
+	invariant.Check(eligible == len(r.eligible), "roster 2: %d eligible, %d have room", len(r.eligible), eligible)
+	for i := 1; i < len(r.eligible); i++ {
+		invariant.Check(!r.before(i, (i-1)/2), "roster 3: element %d is before its parent", i)
+	}
+}

@@ -1,0 +1,220 @@
+package bourse
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// Delivery is a message on loan to a consumer. The first verdict wins; later ones return
+// ErrUnknownDelivery, or ErrStaleDelivery if the loan was taken back, because its deadline passed. All but
+// AckSync return without waiting: the verdict is in the log with the next commit, and a crash before that
+// brings the message back.
+type Delivery struct {
+	Message // Headers, Body and the rest are the receiver's to keep and to change
+
+	Queue      string
+	Tag        uint64    // its number on this subscription: 1, 2, 3, ...
+	Deliveries int       // times it was handed out, from 1
+	Failures   int       // times it went wrong before
+	EnqueuedAt time.Time // when it arrived in this queue
+	Deaths     []Death   // its history in dead-letter paths, newest first
+
+	loan settlement
+}
+
+// States of a loan, as the consumer's side sees it.
+const (
+	loanOpen uint32 = iota
+	loanSettled
+	loanAuto
+)
+
+// settlement is the consumer's side of a loan, and the proposal of its verdict.
+type settlement struct {
+	sub      *Subscription
+	tag      uint64
+	deadline instant
+	slot     slotID
+	state    atomic.Uint32
+
+	// The verdict, written by the one who took state from open to settled; Extend, which leaves it
+	// open, has a proposal of its own.
+	verdict verdict
+	pause   time.Duration
+	note    string
+	answer  chan settled // AckSync only; capacity 1, sent by Done
+}
+
+type settled struct {
+	code uint64
+	err  error
+}
+
+// AppendTo implements Proposal.
+func (l *settlement) AppendTo(dst []byte) []byte {
+	s := l.sub
+	return settle{
+		queue: s.queue.id, consumer: s.id, tag: l.tag, slot: l.slot, verdict: l.verdict, pause: l.pause, note: l.note,
+	}.appendTo(dst, s.b.now())
+}
+
+// Durable implements Proposal.
+func (l *settlement) Durable() bool { return l.answer != nil }
+
+// Done implements Proposal.
+func (l *settlement) Done(a Answer, err error) {
+	if l.answer != nil {
+		l.answer <- settled{a.Code, err}
+	}
+}
+
+// propose sends the verdict into the log; the state must be taken.
+func (l *settlement) propose(v verdict, pause time.Duration, note string, answer chan settled) error {
+	l.verdict, l.pause, l.note, l.answer = v, pause, clipNote(note), answer
+	return l.sub.b.shard.log.Propose(l)
+}
+
+// known reports why no verdict can be given any more, as far as that is known here.
+func (l *settlement) known() error {
+	if l.sub == nil {
+		return ErrUnknownDelivery
+	}
+	switch l.state.Load() {
+	case loanSettled:
+		return ErrUnknownDelivery
+	case loanAuto:
+		return ErrAutoAck
+	}
+	s := l.sub
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ended == ErrClosed:
+		return ErrUnknownDelivery
+	case s.ended != nil:
+		return s.ended
+	case l.tag <= s.ackedTo:
+		return ErrUnknownDelivery
+	}
+	if _, ok := s.stale[l.tag]; ok {
+		return ErrStaleDelivery
+	}
+	return nil
+}
+
+// settle gives the one verdict.
+func (d *Delivery) settle(op string, v verdict, pause time.Duration, note string, answer chan settled) error {
+	l := &d.loan
+	err := l.known()
+	if err == nil && !l.state.CompareAndSwap(loanOpen, loanSettled) {
+		err = ErrUnknownDelivery
+	}
+	if err == nil {
+		err = l.propose(v, pause, note, answer)
+		if err != nil {
+			l.state.Store(loanOpen) // nothing was said
+		}
+	}
+	if err != nil {
+		return d.describe(op, err)
+	}
+	return nil
+}
+
+func (d *Delivery) describe(op string, err error) error {
+	return fmt.Errorf("broker: %s delivery %d of %q: %w", op, d.Tag, d.Queue, err)
+}
+
+// Redelivered reports whether the message was handed out before, here or to another consumer.
+func (d *Delivery) Redelivered() bool { return d.Deliveries > 1 }
+
+// Deadline is when the loan ends unless it is settled or extended, on the broker's clock.
+func (d *Delivery) Deadline() time.Time { return time.Unix(0, int64(d.loan.deadline)) }
+
+// Ack says done: the message is removed.
+func (d *Delivery) Ack() error { return d.settle("ack", verdictAck, 0, "", nil) }
+
+// AckSync says done, and returns when that is durable: the message will not come back, whatever crashes. It also
+// tells for certain if the loan had been taken back before, with ErrStaleDelivery. If ctx ends first the
+// error matches ErrUnknownOutcome.
+func (d *Delivery) AckSync(ctx context.Context) error {
+	answer := make(chan settled, 1)
+	if err := d.settle("ack", verdictAck, 0, "", answer); err != nil {
+		return err
+	}
+	select {
+	case a := <-answer:
+		return d.outcome("ack", a)
+	case <-ctx.Done():
+		return d.describe("ack", fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err()))
+	}
+}
+
+func (d *Delivery) outcome(op string, a settled) error {
+	switch {
+	case a.err != nil:
+		return d.describe(op, a.err)
+	case a.code == answerStale:
+		return d.describe(op, ErrStaleDelivery)
+	case a.code == answerGone:
+		return d.describe(op, ErrQueueGone)
+	}
+	return nil
+}
+
+// Nack says failed: the message is ready again after the pause of Queue.Retry, at its old place, or dead if that
+// was one failure more than Queue.MaxRetries.
+func (d *Delivery) Nack() error { return d.settle("nack", verdictNack, -1, "", nil) }
+
+// NackAfter is Nack with a pause of its own, at most MaxDelay.
+func (d *Delivery) NackAfter(pause time.Duration) error {
+	if err := checkPause("pause", pause); err != nil {
+		return d.describe("nack", err)
+	}
+	return d.settle("nack", verdictNack, pause, "", nil)
+}
+
+// Reject says never again: the message is dead, and goes where Queue.DeadLetter says. The reason is kept in its
+// history, up to 255 bytes.
+func (d *Delivery) Reject(reason string) error {
+	return d.settle("reject", verdictReject, 0, reason, nil)
+}
+
+// Release gives the message back without a failure: ready at its old place, now or after a while, at most
+// MaxDelay.
+func (d *Delivery) Release(after time.Duration) error {
+	if err := checkPause("after", after); err != nil {
+		return d.describe("release", err)
+	}
+	return d.settle("release", verdictRelease, after, "", nil)
+}
+
+// Extend says still working: the loan ends by from now, at most MaxAckDeadline. It may be called any number of
+// times until the loan is settled.
+func (d *Delivery) Extend(by time.Duration) error {
+	if by <= 0 || by > MaxAckDeadline {
+		return d.describe("extend", &InvalidError{"by", fmt.Sprintf("%v, must be more than 0 and at most %v", by, MaxAckDeadline)})
+	}
+	if err := d.loan.known(); err != nil {
+		return d.describe("extend", err)
+	}
+	s := d.loan.sub
+	err := s.b.post(false, func(dst []byte, at instant) []byte {
+		return settle{
+			queue: s.queue.id, consumer: s.id, tag: d.loan.tag, slot: d.loan.slot, verdict: verdictExtend, pause: by,
+		}.appendTo(dst, at)
+	})
+	if err != nil {
+		return d.describe("extend", err)
+	}
+	return nil
+}
+
+func checkPause(field string, d time.Duration) error {
+	if d < 0 || d > MaxDelay {
+		return &InvalidError{field, fmt.Sprintf("%v, must be 0 to %v", d, time.Duration(MaxDelay))}
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package bourse
+
+import (
+	"encoding/hex"
+	"time"
+	"unsafe"
+
+	"github.com/boursemq/bourse/internal/wire"
+)
+
+// A message as a command holds it, behind the queue ids:
+//
+//	flags        1 byte    which of the optional parts are there
+//	priority     1 byte
+//	id           16 bytes if the broker made it, else length and bytes
+//	exchange     length and bytes
+//	routing key  length and bytes
+//	timestamp    varint, nanoseconds                 if hasTimestamp
+//	headers      length and bytes, see appendHeaders if hasHeaders
+//	deaths       length and bytes, see appendDeaths  if hasDeaths
+//	body         the rest
+const (
+	flagGivenID byte = 1 << iota
+	flagTimestamp
+	flagHeaders
+	flagDeaths
+	flagsKnown = flagGivenID | flagTimestamp | flagHeaders | flagDeaths
+)
+
+// messageID is an id that the broker made: its instance, drawn at random when it was opened, and a
+// number.
+type messageID struct{ instance, number uint64 }
+
+const madeIDBytes = 16
+
+func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byte {
+	flags := byte(0)
+	if m.ID != "" {
+		flags |= flagGivenID
+	}
+	if !m.Timestamp.IsZero() {
+		flags |= flagTimestamp
+	}
+	if len(m.Headers) > 0 {
+		flags |= flagHeaders
+	}
+	if len(deaths) > 0 {
+		flags |= flagDeaths
+	}
+	dst = append(dst, flags, m.Priority)
+	if m.ID != "" {
+		dst = wire.AppendString(dst, m.ID)
+	} else {
+		dst = wire.AppendUint64(dst, made.instance)
+		dst = wire.AppendUint64(dst, made.number)
+	}
+	dst = wire.AppendString(dst, m.Exchange)
+	dst = wire.AppendString(dst, m.RoutingKey)
+	if flags&flagTimestamp != 0 {
+		dst = wire.AppendVarint(dst, m.Timestamp.UnixNano())
+	}
+	if flags&flagHeaders != 0 {
+		dst = wire.AppendBytes(dst, appendHeaders(nil, m.Headers))
+	}
+	if flags&flagDeaths != 0 {
+		dst = wire.AppendBytes(dst, appendDeaths(nil, deaths))
+	}
+	return append(dst, m.Body...)
+}
+
+// envelope is a message taken apart, in place: its slices are parts of the command.
+type envelope struct {
+	flags     byte
+	priority  byte
+	id        []byte
+	exchange  []byte
+	key       []byte
+	timestamp int64
+	headers   []byte
+	deaths    []byte
+	body      []byte
+}
+
+func decodeEnvelope(r *wire.Reader) (m envelope) {
+	m.flags = r.Byte()
+	if m.flags&^flagsKnown != 0 {
+		r.Fail()
+	}
+	m.priority = r.Byte()
+	if m.flags&flagGivenID != 0 {
+		m.id = r.Bytes()
+	} else {
+		m.id = r.Fixed(madeIDBytes)
+	}
+	m.exchange = r.Bytes()
+	m.key = r.Bytes()
+	if m.flags&flagTimestamp != 0 {
+		m.timestamp = r.Varint()
+	}
+	if m.flags&flagHeaders != 0 {
+		m.headers = r.Bytes()
+	}
+	if m.flags&flagDeaths != 0 {
+		m.deaths = r.Bytes()
+	}
+	m.body = r.Rest()
+	return m
+}
+
+// envelopeOf finds the message in a command that holds one: an enqueue or a move.
+func envelopeOf(cmd []byte) (envelope, error) {
+	r := wire.NewReader(cmd)
+	kind := commandKind(r.Byte())
+	r.Uint64()
+	switch kind {
+	case cmdMove:
+		r.Uvarint()
+		r.Uvarint()
+	case cmdEnqueue:
+	default:
+		r.Fail()
+	}
+	for range r.Count(1) {
+		r.Uvarint()
+	}
+	m := decodeEnvelope(&r)
+	return m, r.Err()
+}
+
+// message makes a Message of the envelope. Its strings and its body share one
+// allocation: the strings are the front of it, which nothing ever writes to again, and
+// the body is the rest, which the receiver owns and cannot grow into what lies behind.
+func (m *envelope) message(out *Message) error {
+	idBytes := len(m.id)
+	if m.flags&flagGivenID == 0 {
+		idBytes = 2 * madeIDBytes
+	}
+	texts := idBytes + len(m.exchange) + len(m.key)
+	buf := make([]byte, texts+len(m.body))
+	if m.flags&flagGivenID == 0 {
+		hex.Encode(buf, m.id)
+	} else {
+		copy(buf, m.id)
+	}
+	copy(buf[idBytes:], m.exchange)
+	copy(buf[idBytes+len(m.exchange):], m.key)
+	copy(buf[texts:], m.body)
+	text := unsafe.String(unsafe.SliceData(buf), texts)
+	out.ID = text[:idBytes]
+	out.Exchange = text[idBytes : idBytes+len(m.exchange)]
+	out.RoutingKey = text[idBytes+len(m.exchange):]
+	out.Body = buf[texts:len(buf):len(buf)]
+	out.Priority = m.priority
+	if m.flags&flagTimestamp != 0 {
+		out.Timestamp = time.Unix(0, m.timestamp)
+	}
+	if m.flags&flagHeaders != 0 {
+		h, err := decodeHeaders(m.headers)
+		if err != nil {
+			return err
+		}
+		out.Headers = h
+	}
+	return nil
+}

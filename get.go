@@ -1,0 +1,119 @@
+package bourse
+
+import (
+	"context"
+	"fmt"
+)
+
+// Get takes one message from queue, at once and without a subscription: ErrEmpty if none is ready. The delivery is
+// settled like any other; what is not is given back when the broker is closed. It suits tests and tools; each
+// Get costs a round trip through the log, which a Subscription does not.
+func (b *Broker) Get(ctx context.Context, queue string) (*Delivery, error) {
+	d, err := b.get(ctx, queue)
+	if err != nil {
+		return nil, fmt.Errorf("broker: get from %q: %w", queue, err)
+	}
+	return d, nil
+}
+
+func (b *Broker) get(ctx context.Context, queue string) (*Delivery, error) {
+	s, err := b.puller(ctx, queue)
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t := &taking{sub: s, done: make(chan struct{})}
+	if err := b.shard.log.Propose(t); err != nil {
+		return nil, err
+	}
+	select {
+	case <-t.done:
+	case <-ctx.Done():
+		// It may still be lent: then it goes back at once.
+		go func() {
+			<-t.done
+			if d, err := t.delivery(); err == nil {
+				_ = d.Release(0)
+			}
+		}()
+		return nil, ctx.Err()
+	}
+	return t.delivery()
+}
+
+// taking is the proposal of a take.
+type taking struct {
+	sub  *Subscription
+	loan effect
+	err  error
+	done chan struct{} // closed by Done
+}
+
+func (t *taking) AppendTo(dst []byte) []byte {
+	return take{queue: t.sub.queue.id, consumer: t.sub.id}.appendTo(dst, t.sub.b.now())
+}
+
+func (t *taking) Durable() bool { return false }
+
+func (t *taking) Done(a Answer, err error) {
+	switch {
+	case err != nil:
+		t.err = err
+	case a.Code == answerOK:
+		t.loan, t.err = decodeLoanEffect(a.Data)
+	case a.Code == answerEmpty:
+		t.err = ErrEmpty
+	case a.Code == answerGone:
+		t.err = ErrNotFound
+	default:
+		t.err = ErrClosed
+	}
+	close(t.done)
+}
+
+func (t *taking) delivery() (*Delivery, error) {
+	if t.err != nil {
+		return nil, t.err
+	}
+	l := t.loan.lent()
+	t.sub.mu.Lock()
+	t.sub.handed = max(t.sub.handed, l.tag)
+	t.sub.mu.Unlock()
+	d, err := t.sub.deliver(&l)
+	if err == nil && d == nil {
+		err = ErrStaleDelivery
+	}
+	return d, err
+}
+
+// puller is the consumer behind Get: one for each queue, attached at the first Get.
+func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error) {
+	if err := b.open(); err != nil {
+		return nil, err
+	}
+	def, ok := b.topology.Load().queue(queue)
+	if !ok {
+		return nil, ErrNotFound
+	}
+	b.mu.Lock()
+	s := b.pullers[def.id]
+	b.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	s, err := b.attach(ctx, queue, 0)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if other := b.pullers[def.id]; other != nil {
+		// Two at once: this one is not needed. It holds nothing, so nothing waits for its end.
+		go func() { _ = s.Close() }()
+		return other, nil
+	}
+	b.pullers[def.id] = s
+	return s, nil
+}

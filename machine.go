@@ -1,0 +1,393 @@
+package bourse
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/google/btree"
+
+	"github.com/boursemq/bourse/internal/invariant"
+	"github.com/boursemq/bourse/internal/wire"
+)
+
+// machine is the state of one shard: the topology and the queues in it. It changes only in apply, by
+// one command of the log at a time, and is deterministic as its queues are.
+//
+// Invariants, tested by check:
+//  1. order holds the queues of the topology, by ascending id; queues finds each by its id.
+//  2. A queue with something due has a timer no later than that.
+//  3. Every consumer belongs to the session of the last open.
+type machine struct {
+	now      instant
+	session  uint32
+	topology *topology
+	queues   map[queueID]*queue // lookup only, never walked
+	order    []*queue
+	timers   *btree.BTreeG[timer]
+	woken    instant // what the last wake effect asked for
+}
+
+// timer is when a queue must be looked at; it may be earlier than needed.
+type timer struct {
+	at    instant
+	queue queueID
+}
+
+func byTimer(a, b timer) bool { return a.at < b.at || a.at == b.at && a.queue < b.queue }
+
+func newMachine() *machine {
+	m := &machine{
+		topology: newTopology(topologyLimits{}),
+		queues:   make(map[queueID]*queue),
+		timers:   btree.NewG(16, byTimer),
+	}
+	for def := range m.topology.queues {
+		m.add(newQueue(def))
+	}
+	return m
+}
+
+func (m *machine) add(q *queue) {
+	m.queues[q.def.id] = q
+	m.order = append(m.order, q)
+	slices.SortFunc(m.order, func(a, b *queue) int { return cmp.Compare(a.def.id, b.def.id) })
+}
+
+// verdict of apply on one command: the answer, and how many references to the command the queues took.
+type applied struct {
+	answer Answer
+	kept   int
+}
+
+// apply takes the machine forward by the command that the log holds at ref, and appends to out what must be done
+// outside. A command that does not decode is a bug or a newer version's: the process must stop rather
+// than guess, so it panics.
+func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
+	r := wire.NewReader(cmd)
+	kind := commandKind(r.Byte())
+	m.now = max(m.now, instant(r.Uint64()))
+	var res applied
+	switch kind {
+	case cmdEnqueue:
+		res, out = m.enqueue(ref, len(cmd), &r, out)
+	case cmdSettle:
+		c := decodeSettle(&r)
+		mustDecode(kind, r.Done())
+		if q := m.at(c.queue); q != nil {
+			res.answer.Code, out = q.settle(c, out)
+			out = m.touch(q, out)
+		} else {
+			res.answer.Code = answerGone
+		}
+	case cmdAckUpTo:
+		c := decodeAckUpTo(&r)
+		mustDecode(kind, r.Done())
+		if q := m.at(c.queue); q != nil {
+			var n uint64
+			n, out = q.ackUpTo(c.consumer, c.tag, out)
+			res.answer.Code = answerNumber + n
+			out = m.touch(q, out)
+		} else {
+			res.answer.Code = answerGone
+		}
+	case cmdAttach:
+		c := decodeAttach(&r)
+		mustDecode(kind, r.Done())
+		res.answer.Code, out = m.attach(c, out)
+	case cmdDetach:
+		c := decodeDetach(&r)
+		mustDecode(kind, r.Done())
+		if q := m.at(c.queue); q != nil {
+			_, out = q.detach(c.consumer, c.failed, out)
+			out = m.touch(q, out)
+		}
+	case cmdTake:
+		c := decodeTake(&r)
+		mustDecode(kind, r.Done())
+		res.answer, out = m.take(c, out)
+	case cmdTick:
+		mustDecode(kind, r.Done())
+		out = m.tick(out)
+	case cmdOpen:
+		lost := r.Bool()
+		mustDecode(kind, r.Done())
+		out = m.open(lost, out)
+		res.answer.Code = answerNumber + uint64(m.session)
+	case cmdDeclare:
+		limits := decodeLimits(&r)
+		ds := decodeDeclarations(&r)
+		mustDecode(kind, r.Done())
+		res.answer, out = m.declare(limits, ds, out)
+	case cmdRemove:
+		only := removeOnly(r.Byte())
+		ds := decodeDeclarations(&r)
+		mustDecode(kind, r.Done())
+		res.answer, out = m.remove(only, ds, out)
+	case cmdMove:
+		res, out = m.move(ref, len(cmd), &r, out)
+	case cmdForwarded:
+		id, seq := queueID(r.Uvarint()), r.Uvarint()
+		mustDecode(kind, r.Done())
+		if q := m.at(id); q != nil {
+			_, out = q.moved(seq, out)
+		}
+	case cmdPurge:
+		id := queueID(r.Uvarint())
+		mustDecode(kind, r.Done())
+		if q := m.at(id); q != nil {
+			var n uint64
+			n, out = q.purge(out)
+			res.answer.Code = answerNumber + n
+			out = m.touch(q, out)
+		} else {
+			res.answer.Code = answerGone
+		}
+	default:
+		panic(fmt.Sprintf("bourse: command of unknown kind %d: the log was written by a newer version", kind))
+	}
+	out = m.wake(out)
+	if invariant.Costly {
+		m.check()
+	}
+	return res, out
+}
+
+func mustDecode(kind commandKind, err error) {
+	if err != nil {
+		panic(fmt.Sprintf("bourse: command of kind %d does not decode: %v", kind, err))
+	}
+}
+
+// at returns the queue with that id, brought to the present, or nil if it is gone.
+func (m *machine) at(id queueID) *queue {
+	q := m.queues[id]
+	if q != nil {
+		q.now = m.now
+	}
+	return q
+}
+
+// touch finishes a command on q: what is due happens, what is ready goes to who has room, and the timer
+// is set.
+func (m *machine) touch(q *queue, out []effect) []effect {
+	out = q.dispatch(q.expire(out))
+	m.arm(q)
+	return out
+}
+
+// arm sets q's timer to when something is due there. A timer that is too early stays: to move it with
+// every ack would cost more than the one tick that it may waste.
+func (m *machine) arm(q *queue) {
+	due := q.due()
+	if due == 0 || q.timer != 0 && q.timer <= due {
+		return
+	}
+	if q.timer != 0 {
+		m.timers.Delete(timer{q.timer, q.def.id})
+	}
+	q.timer = due
+	m.timers.ReplaceOrInsert(timer{due, q.def.id})
+}
+
+// wake tells the outside when to propose the next tick, if that has changed.
+func (m *machine) wake(out []effect) []effect {
+	at := instant(0)
+	if first, ok := m.timers.Min(); ok {
+		at = first.at
+	}
+	if at == m.woken {
+		return out
+	}
+	m.woken = at
+	return append(out, effect{kind: effectWake, at: at})
+}
+
+// tick looks at every queue whose timer has come.
+func (m *machine) tick(out []effect) []effect {
+	var due []timer
+	m.timers.Ascend(func(t timer) bool {
+		if t.at <= m.now {
+			due = append(due, t)
+			return true
+		}
+		return false
+	})
+	for _, t := range due {
+		m.timers.Delete(t)
+		q := m.at(t.queue)
+		q.timer = 0
+		out = m.touch(q, out)
+	}
+	return out
+}
+
+func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
+	// The ids come first and the priority behind them, so the ids are read twice.
+	ids := *r
+	n := r.Count(1)
+	for range n {
+		r.Uvarint()
+	}
+	r.Byte() // flags
+	priority := r.Byte()
+	mustDecode(cmdEnqueue, r.Err())
+	var res applied
+	for range ids.Count(1) {
+		q := m.at(queueID(ids.Uvarint()))
+		if q == nil {
+			continue
+		}
+		q.enqueue(ref, uint32(size), priority)
+		res.kept++
+		out = m.touch(q, out)
+	}
+	res.answer.Code = answerOK
+	if res.kept == 0 {
+		res.answer.Code = answerGone
+	}
+	return res, out
+}
+
+// move is an enqueue that also takes the message out of the queue where it died, in one step. If it
+// is not dying there any more, an earlier move has done it and this one does nothing.
+func (m *machine) move(ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
+	source, seq := m.at(queueID(r.Uvarint())), r.Uvarint()
+	mustDecode(cmdMove, r.Err())
+	if source == nil || !source.isDying(seq) {
+		return applied{answer: Answer{Code: answerStale}}, out
+	}
+	res, out := m.enqueue(ref, size, r, out)
+	if res.kept > 0 {
+		_, out = source.moved(seq, out)
+	}
+	return res, out
+}
+
+func (m *machine) attach(c attach, out []effect) (uint64, []effect) {
+	q := m.at(c.queue)
+	switch {
+	case q == nil:
+		return answerGone, out
+	case c.consumer.session() != m.session:
+		return answerStale, out
+	case len(q.roster.all) >= maxConsumers && q.roster.find(c.consumer) == nil:
+		return answerTooMany, out
+	}
+	q.attach(c.consumer, c.prefetch)
+	return answerOK, m.touch(q, out)
+}
+
+// maxConsumers bounds the consumers of a queue. It is part of the machine, the same on every replica.
+const maxConsumers = 1000
+
+// take lends one message to a consumer, whatever its prefetch. The loan is the answer.
+func (m *machine) take(c take, out []effect) (Answer, []effect) {
+	q := m.at(c.queue)
+	if q == nil {
+		return Answer{Code: answerGone}, out
+	}
+	out = q.expire(out)
+	holder := q.roster.find(c.consumer)
+	if holder == nil {
+		return Answer{Code: answerStale}, out
+	}
+	if q.ready.n == 0 {
+		m.arm(q)
+		return Answer{Code: answerEmpty}, out
+	}
+	out = q.lend(holder, out)
+	e := out[len(out)-1] // the loan goes into the answer instead
+	out = m.touch(q, out[:len(out)-1])
+	return Answer{Code: answerOK, Data: e.appendTo(nil)}, out
+}
+
+// open starts a new session: all consumers are gone, and what they held comes back, with a failure
+// each if they were lost.
+func (m *machine) open(lost bool, out []effect) []effect {
+	m.session++
+	for _, q := range m.order {
+		q.now = m.now
+		for len(q.roster.all) > 0 {
+			_, out = q.detach(q.roster.all[0].id, lost, out)
+		}
+		out = m.touch(q, out)
+	}
+	return out
+}
+
+func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect) (Answer, []effect) {
+	had := m.topology.within(limits)
+	next, created, err := had.declare(ds)
+	if err != nil {
+		return Answer{Code: answerError, Data: appendError(nil, err)}, out
+	}
+	if next == had {
+		return Answer{Code: answerOK}, out
+	}
+	m.topology = next
+	for _, def := range created {
+		q := newQueue(def)
+		q.now = m.now
+		m.add(q)
+	}
+	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})
+}
+
+func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answer, []effect) {
+	if err := m.removable(only, ds); err != nil {
+		return Answer{Code: answerError, Data: appendError(nil, err)}, out
+	}
+	next, removed, err := m.topology.remove(ds)
+	if err != nil {
+		return Answer{Code: answerError, Data: appendError(nil, err)}, out
+	}
+	if next == m.topology {
+		return Answer{Code: answerOK}, out
+	}
+	m.topology = next
+	for _, def := range removed {
+		q := m.queues[def.id]
+		out = q.drop(out)
+		if q.timer != 0 {
+			m.timers.Delete(timer{q.timer, def.id})
+		}
+		delete(m.queues, def.id)
+		m.order = slices.DeleteFunc(m.order, func(o *queue) bool { return o == q })
+	}
+	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})
+}
+
+// removable reports why ds may not be removed under the conditions of only.
+func (m *machine) removable(only removeOnly, ds []Declaration) error {
+	for _, d := range ds {
+		switch d := d.(type) {
+		case Queue:
+			def, ok := m.topology.queue(d.Name)
+			if !ok {
+				continue
+			}
+			q := m.queues[def.id]
+			if only&onlyUnused != 0 && q.consumers() > 0 {
+				return fmt.Errorf("queue %q has %d consumers: %w", d.Name, q.consumers(), ErrInUse)
+			}
+			if only&onlyEmpty != 0 && q.size() > 0 {
+				return fmt.Errorf("queue %q holds %d messages: %w", d.Name, q.size(), ErrNotEmpty)
+			}
+		case Exchange:
+			if n := m.topology.bindingsOf(d.Name); only&onlyUnused != 0 && n > 0 {
+				return fmt.Errorf("exchange %q has %d bindings: %w", d.Name, n, ErrInUse)
+			}
+		}
+	}
+	return nil
+}
+
+// lead appends what the outside must be told anew when it starts to act for this shard.
+func (m *machine) lead(out []effect) []effect {
+	for _, q := range m.order {
+		out = q.lead(out)
+	}
+	m.woken = 0
+	return m.wake(append(out, effect{kind: effectTopology}))
+}

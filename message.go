@@ -1,0 +1,90 @@
+package bourse
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Message is one unit of work.
+type Message struct {
+	// Exchange to publish to. The default exchange, "", routes to the queue that RoutingKey names.
+	Exchange   string
+	RoutingKey string // at most MaxNameBytes
+	// Mandatory makes an unroutable message an error, ErrUnroutable. Else it is confirmed,
+	// dropped and counted in Stats.Unroutable.
+	Mandatory bool
+	// ID names the message for ever: it stays the same over redelivery and dead-lettering, so that
+	// consumers can recognise a repetition. The broker makes one if it is empty.
+	ID        string
+	Priority  uint8          // see Queue.Priorities
+	Headers   map[string]any // values: string, bool, integers, floats, time.Time, []byte
+	Timestamp time.Time      // the publisher's; carried, not interpreted
+	// Body is neither changed nor kept after Publish has returned or the Confirm is done.
+	Body []byte
+}
+
+// Confirm is the outcome of a PublishAsync, now or later.
+type Confirm struct {
+	pub publication
+
+	mu   sync.Mutex // guards below; leaf lock
+	done bool
+	err  error
+	wait chan struct{} // closed when done; made when first asked for
+}
+
+var closedChannel = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// Done returns a channel that is closed once the outcome is known.
+func (c *Confirm) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.done {
+		return closedChannel
+	}
+	if c.wait == nil {
+		c.wait = make(chan struct{})
+	}
+	return c.wait
+}
+
+// Err is the outcome: nil if the message is stored durably in every queue it was routed to, or was
+// not mandatory and not routed. Before Done it is nil as well.
+func (c *Confirm) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Wait blocks until the outcome is known and returns it as Err does, or until ctx ends; the error
+// then matches ErrUnknownOutcome and ctx.Err().
+func (c *Confirm) Wait(ctx context.Context) error {
+	c.mu.Lock()
+	done, err := c.done, c.err
+	c.mu.Unlock()
+	if done {
+		return err
+	}
+	select {
+	case <-c.Done():
+		return c.Err()
+	case <-ctx.Done():
+		return fmt.Errorf("broker: wait for a confirm: %w: %w", ErrUnknownOutcome, ctx.Err())
+	}
+}
+
+// published implements publisher.
+func (c *Confirm) published(p *publication, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done, c.err = true, err
+	if c.wait != nil {
+		close(c.wait)
+	}
+}

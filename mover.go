@@ -1,0 +1,175 @@
+package bourse
+
+import (
+	"sync"
+	"time"
+)
+
+// mover brings dying messages to their dead-letter queues. The machine orders it with a forward effect and
+// forgets the message only when the move is in the log, so the mover needs no memory of its own: what a crash
+// interrupts is ordered anew.
+type mover struct {
+	b    *Broker
+	done chan struct{} // closed when run has returned
+
+	mu      sync.Mutex    // guards below; taken under shard.mu
+	waiting []effect      // forward effects in order
+	signal  chan struct{} // capacity 1; sent by add and stop, received by run
+	stopped bool
+}
+
+func newMover(b *Broker) *mover {
+	return &mover{b: b, done: make(chan struct{}), signal: make(chan struct{}, 1)}
+}
+
+// retryMove is the pause after a move that the log refused, when the disk is full for example.
+const retryMove = time.Second
+
+func (v *mover) add(e effect) {
+	v.mu.Lock()
+	v.waiting = append(v.waiting, e)
+	v.mu.Unlock()
+	v.wake()
+}
+
+func (v *mover) wake() {
+	select {
+	case v.signal <- struct{}{}:
+	default:
+	}
+}
+
+// stop makes run return after the move it is at, and waits for that.
+func (v *mover) stop() {
+	v.mu.Lock()
+	v.stopped = true
+	v.mu.Unlock()
+	v.wake()
+	<-v.done
+}
+
+// run moves what comes until stop.
+func (v *mover) run() {
+	defer close(v.done)
+	for {
+		v.mu.Lock()
+		batch, stopped := v.waiting, v.stopped
+		v.waiting = nil
+		v.mu.Unlock()
+		if stopped {
+			return
+		}
+		for i := range batch {
+			v.move(&batch[i])
+		}
+		if len(batch) == 0 {
+			<-v.signal
+		}
+	}
+}
+
+// moving is the proposal of a move.
+type moving struct {
+	v       *mover
+	order   effect
+	message Message
+	deaths  []Death
+	made    messageID
+	targets []queueID
+}
+
+func (p *moving) AppendTo(dst []byte) []byte {
+	dst = appendMove(dst, p.v.b.now(), p.order.queue, p.order.seq)
+	dst = appendTargets(dst, p.targets)
+	return appendMessage(dst, &p.message, p.made, p.deaths)
+}
+
+func (p *moving) Durable() bool { return true }
+
+// Done tries again if the targets were deleted meanwhile. After an error the log accepts nothing more; the order
+// is given anew when the broker is opened again.
+func (p *moving) Done(a Answer, err error) {
+	if err == nil && a.Code == answerGone {
+		p.v.add(p.order)
+	}
+}
+
+func (v *mover) move(order *effect) {
+	p := &moving{v: v, order: *order}
+	t := v.b.topology.Load()
+	def, ok := t.queueByID(order.queue)
+	if !ok {
+		return // deleted, and its messages with it
+	}
+	if err := p.read(); err != nil {
+		v.b.log.Error("a dead message cannot be read and stays where it died",
+			"queue", def.Name, "msg", order.seq, "err", err)
+		return
+	}
+	p.address(t, def)
+	if err := v.b.shard.log.Propose(p); err != nil {
+		v.b.log.Warn("a dead message cannot be moved now", "queue", def.Name, "msg", order.seq, "err", err)
+		v.b.clock.AfterFunc(retryMove, func() { v.add(*order) })
+	}
+}
+
+func (p *moving) read() error {
+	cmd, err := p.v.b.shard.log.Read(p.order.ref, int(p.order.size), nil)
+	if err != nil {
+		return err
+	}
+	env, err := envelopeOf(cmd)
+	if err != nil {
+		return err
+	}
+	if p.deaths, err = decodeDeaths(env.deaths); err != nil {
+		return err
+	}
+	return env.message(&p.message)
+}
+
+// address finds the queues for the dead message and writes its death into its history. Where the dead-letter
+// exchange does not exist, leads nowhere or leads round in a circle, the message is parked.
+func (p *moving) address(t *topology, def queueDef) {
+	death := Death{
+		Queue: def.Name, Reason: p.order.reason.String(), Count: 1, Exchange: p.message.Exchange,
+		RoutingKey: p.message.RoutingKey, Note: p.order.note,
+	}
+	death.First = time.Unix(0, int64(p.order.at))
+	death.Last = death.First
+	p.deaths = bury(p.deaths, death)
+	if def.DeadLetter.Exchange == "" {
+		p.targets = []queueID{parkingID}
+		return
+	}
+	key := def.DeadLetter.RoutingKey
+	if key == "" {
+		key = p.message.RoutingKey
+	}
+	found, err := t.route(def.DeadLetter.Exchange, key, p.message.Headers, nil)
+	if err != nil || len(found) == 0 {
+		p.park(death, ReasonUnroutable)
+		return
+	}
+	circle := false
+	for _, id := range found {
+		target, _ := t.queueByID(id)
+		if death.Reason != ReasonRejected && cycles(p.deaths, target.Name) {
+			circle = true
+			continue
+		}
+		p.targets = append(p.targets, id)
+	}
+	if circle {
+		p.park(death, ReasonCycle)
+	}
+	if len(found) > 0 && !(circle && len(p.targets) == 1) {
+		p.message.Exchange, p.message.RoutingKey = def.DeadLetter.Exchange, key
+	}
+}
+
+func (p *moving) park(death Death, reason string) {
+	death.Reason = reason
+	p.deaths = bury(p.deaths, death)
+	p.targets = append(p.targets, parkingID)
+}

@@ -1,0 +1,339 @@
+package bourse
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+)
+
+// publisher waits for the outcome of a publication.
+type publisher interface {
+	published(p *publication, err error) // once; must not block
+}
+
+// publication is one message on its way into the log.
+type publication struct {
+	b       *Broker
+	owner   publisher
+	message Message
+	made    messageID
+	targets []queueID
+	few     [4]queueID // room for targets
+	index   int        // in a batch
+
+	mu        sync.Mutex // guards abandoned, and the body when it is read again after submit
+	abandoned bool       // the caller has the body back
+}
+
+// AppendTo implements Proposal.
+func (p *publication) AppendTo(dst []byte) []byte {
+	dst = appendHeader(dst, cmdEnqueue, p.b.now())
+	dst = appendTargets(dst, p.targets)
+	return appendMessage(dst, &p.message, p.made, nil)
+}
+
+// Durable implements Proposal.
+func (p *publication) Durable() bool { return true }
+
+// Done implements Proposal.
+func (p *publication) Done(a Answer, err error) {
+	if err == nil && a.Code == answerGone {
+		// The queues were deleted between routing and the log: route anew, elsewhere, since this is the
+		// log's goroutine. The goroutine ends when the publication is proposed or has its outcome.
+		go p.again()
+		return
+	}
+	p.finish(err)
+}
+
+// again submits p once more, with a copy of the body, which is the caller's again as soon as it gives up.
+func (p *publication) again() {
+	p.mu.Lock()
+	abandoned := p.abandoned
+	if !abandoned {
+		p.message.Body = bytes.Clone(p.message.Body)
+	}
+	p.mu.Unlock()
+	if abandoned {
+		p.finish(ErrQueueGone) // nobody listens
+		return
+	}
+	p.submit()
+}
+
+// abandon says that the caller takes the body back without waiting for the outcome.
+func (p *publication) abandon() {
+	p.mu.Lock()
+	p.abandoned = true
+	p.mu.Unlock()
+}
+
+func (p *publication) finish(err error) {
+	b := p.b
+	b.gate.release(p.cost())
+	if err == nil {
+		b.published.Add(1)
+	} else {
+		err = p.describe(err)
+	}
+	p.message = Message{} // the caller's again
+	p.owner.published(p, err)
+}
+
+// cost is what a publication weighs at the gate.
+func (p *publication) cost() int64 { return int64(len(p.message.Body)) }
+
+func (p *publication) describe(err error) error {
+	return fmt.Errorf("broker: publish to %q with key %q: %w", p.message.Exchange, p.message.RoutingKey, err)
+}
+
+// submit routes p and proposes it. The outcome goes to its owner, at once or later.
+func (p *publication) submit() {
+	targets, err := p.b.topology.Load().route(p.message.Exchange, p.message.RoutingKey, p.message.Headers, p.few[:0])
+	if err == nil && len(targets) == 0 {
+		if p.message.Mandatory {
+			err = ErrUnroutable
+		} else {
+			p.b.unroutable.Add(1)
+			p.finish(nil)
+			return
+		}
+	}
+	if err == nil {
+		p.targets = targets
+		err = p.b.shard.log.Propose(p)
+	}
+	if err != nil {
+		p.finish(err)
+	}
+}
+
+// start checks p and waits at the gate. After an error p is not submitted.
+func (p *publication) start(ctx context.Context) error {
+	if err := p.b.checkMessage(&p.message); err != nil {
+		return p.describe(err)
+	}
+	if err := ctx.Err(); err != nil {
+		return p.describe(err)
+	}
+	if err := p.b.gate.acquire(ctx, p.cost()); err != nil {
+		return p.describe(err)
+	}
+	if p.message.ID == "" {
+		p.made = messageID{instance: p.b.instance, number: p.b.made.Add(1)}
+	}
+	return nil
+}
+
+// waiting is the publisher behind Publish.
+type waiting struct {
+	pub     publication
+	outcome chan error // capacity 1, sent by published, received by Publish; never closed
+}
+
+func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
+
+var waitings = sync.Pool{New: func() any { return &waiting{outcome: make(chan error, 1)} }}
+
+// Publish routes m and returns when every queue that took it holds it durably. An error that matches
+// ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed: it may be stored, so retry
+// with the same Message.ID. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange, an
+// *InvalidError, ErrDiskFull, ErrClosed, ErrStorage or ctx.Err().
+func (b *Broker) Publish(ctx context.Context, m Message) error {
+	w := waitings.Get().(*waiting)
+	p := &w.pub
+	p.b, p.owner, p.message = b, w, m
+	if err := p.start(ctx); err != nil {
+		p.message = Message{}
+		waitings.Put(w)
+		return err
+	}
+	p.submit()
+	select {
+	case err := <-w.outcome:
+		waitings.Put(w)
+		return err
+	case <-ctx.Done():
+		// w is not used again: its outcome is still to come.
+		p.abandon()
+		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
+	}
+}
+
+// PublishAsync is Publish without the wait for durability. It blocks only while Options.MaxPending
+// publishes are unconfirmed, until ctx ends. The Confirm is never nil; it carries refusals too.
+// Confirms of one goroutine's publishes to the same queues come in order.
+func (b *Broker) PublishAsync(ctx context.Context, m Message) *Confirm {
+	c := new(Confirm)
+	p := &c.pub
+	p.b, p.owner, p.message = b, c, m
+	if err := p.start(ctx); err != nil {
+		p.message = Message{}
+		c.published(p, err)
+		return c
+	}
+	p.submit()
+	return c
+}
+
+// batch is the publisher behind PublishBatch.
+type batch struct {
+	pubs    []publication
+	errs    []error // errs[i] is written once, before left is taken down for it
+	left    atomic.Int64
+	failed  atomic.Bool
+	outcome chan struct{} // closed when left is 0
+}
+
+func (t *batch) published(p *publication, err error) {
+	if err != nil {
+		t.errs[p.index] = err
+		t.failed.Store(true)
+	}
+	if t.left.Add(-1) == 0 {
+		close(t.outcome)
+	}
+}
+
+// PublishBatch publishes all of ms, in order, and waits once for all of them. If any is not stored the error is
+// a *BatchError that has the outcome of each, or, when ctx ends first, one that matches
+// ErrUnknownOutcome.
+func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
+	if len(ms) == 0 {
+		return nil
+	}
+	t := &batch{pubs: make([]publication, len(ms)), errs: make([]error, len(ms)), outcome: make(chan struct{})}
+	t.left.Store(int64(len(ms)))
+	for i := range ms {
+		p := &t.pubs[i]
+		p.b, p.owner, p.message, p.index = b, t, ms[i], i
+		if err := p.start(ctx); err != nil {
+			t.published(p, err)
+			continue
+		}
+		p.submit()
+	}
+	select {
+	case <-t.outcome:
+	case <-ctx.Done():
+		for i := range t.pubs {
+			t.pubs[i].abandon()
+		}
+		return fmt.Errorf("broker: publish a batch of %d: %w: %w", len(ms), ErrUnknownOutcome, ctx.Err())
+	}
+	if !t.failed.Load() {
+		return nil
+	}
+	return fmt.Errorf("broker: publish a batch: %w", &BatchError{Errs: t.errs})
+}
+
+// checkMessage reports what in m breaks a rule or a limit. The name of the exchange is checked by finding it.
+func (b *Broker) checkMessage(m *Message) error {
+	if err := validateKey("Message.RoutingKey", m.RoutingKey); err != nil {
+		return err
+	}
+	if m.ID != "" {
+		if err := validateName("Message.ID", m.ID); err != nil {
+			return err
+		}
+	}
+	if len(m.Body) > b.opts.MaxBodyBytes {
+		return &InvalidError{"Message.Body", fmt.Sprintf("%d bytes, limit %d", len(m.Body), b.opts.MaxBodyBytes)}
+	}
+	if len(m.Headers) > 0 {
+		if err := validateHeaders("Message.Headers", m.Headers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gate bounds what is published and not yet confirmed, in messages and in bytes. Who finds it
+// full waits in line.
+type gate struct {
+	mu       sync.Mutex // guards below; leaf lock
+	count    int64
+	bytes    int64
+	maxCount int64
+	maxBytes int64
+	line     []*gateWaiter
+	closed   bool
+}
+
+type gateWaiter struct {
+	bytes int64
+	let   chan error // capacity 1
+}
+
+// fits reports whether n more bytes may pass. One publication may always pass an empty gate.
+func (g *gate) fits(n int64) bool {
+	return g.count == 0 || g.count < g.maxCount && g.bytes+n <= g.maxBytes
+}
+
+func (g *gate) acquire(ctx context.Context, n int64) error {
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return ErrClosed
+	}
+	if len(g.line) == 0 && g.fits(n) {
+		g.count++
+		g.bytes += n
+		g.mu.Unlock()
+		return nil
+	}
+	w := &gateWaiter{bytes: n, let: make(chan error, 1)}
+	g.line = append(g.line, w)
+	g.mu.Unlock()
+	select {
+	case err := <-w.let:
+		return err
+	case <-ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.line {
+		if g.line[i] == w {
+			g.line = append(g.line[:i], g.line[i+1:]...)
+			return ctx.Err()
+		}
+	}
+	// It was let through, or the gate was closed, in the same moment.
+	if err := <-w.let; err != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	g.releaseLocked(n)
+	return ctx.Err()
+}
+
+func (g *gate) release(n int64) {
+	g.mu.Lock()
+	g.releaseLocked(n)
+	g.mu.Unlock()
+}
+
+func (g *gate) releaseLocked(n int64) {
+	g.count--
+	g.bytes -= n
+	for len(g.line) > 0 && g.fits(g.line[0].bytes) {
+		w := g.line[0]
+		g.line = g.line[1:]
+		g.count++
+		g.bytes += w.bytes
+		w.let <- nil
+	}
+}
+
+// close refuses all who wait and all who come. What has passed is not touched.
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	for _, w := range g.line {
+		w.let <- ErrClosed
+	}
+	g.line = nil
+}

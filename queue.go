@@ -1,0 +1,416 @@
+package bourse
+
+import (
+	"time"
+
+	"github.com/google/btree"
+)
+
+// instant is nanoseconds since 1970 on the proposer's clock. It enters by command only.
+type instant int64
+
+// queue is the state of one queue. It changes only by its methods, which the machine calls
+// for each command in the log's order; they read no clock, do no I/O and draw no random
+// number, so that equal commands give equal states on every replica and after every
+// restart. What must happen outside is appended to out as effects.
+//
+// Invariants, tested by check:
+//  1. Each message that was accepted is in exactly one account: ready, on loan, delayed,
+//     dying or gone; the accounts add up, in messages and in bytes.
+//  2. A consumer has at most its prefetch on loan.
+//  3. After a command, no message is ready while a consumer has room.
+//  4. now never decreases.
+//  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying.
+type queue struct {
+	def     queueDef
+	now     instant
+	nextSeq uint64 // of the next message that arrives; from 1
+
+	ready   readySet
+	ledger  ledger
+	roster  roster
+	delayed *btree.BTreeG[delayed] // nil until a message waits for a time
+	dying   *btree.BTreeG[dying]   // nil until a message dies
+
+	delayedBytes, dyingBytes int64
+	timer                    instant // when the machine looks at this queue; 0: not set
+	count                    counters
+}
+
+// counters are totals since the queue was declared. They are part of the state.
+type counters struct {
+	Enqueued  uint64 // messages that arrived
+	Delivered uint64 // loans made
+	Acked     uint64 // messages done
+	Failed    uint64 // loans that went wrong: nack, reject, deadline, lost consumer
+	Released  uint64 // loans that came back without a failure
+	TimedOut  uint64 // those of Failed whose deadline passed
+	Dead      uint64 // messages that died
+	Discarded uint64 // those of Dead that were dropped by DeadLetter.Discard
+	Moved     uint64 // those of Dead that are in their dead-letter queues
+	Purged    uint64 // messages removed by Purge
+	bytesIn   uint64 // of Enqueued
+	bytesGone uint64 // of Acked, Discarded, Moved and Purged
+}
+
+// delayed is a message that is not ready before at.
+type delayed struct {
+	at instant
+	entry
+}
+
+func byTime(a, b delayed) bool { return a.at < b.at || a.at == b.at && a.seq < b.seq }
+
+// dying is a dead message that stays here until its dead-letter queues hold it.
+type dying struct {
+	entry
+	at     instant
+	reason deathReason
+	note   string
+}
+
+func bySeqDying(a, b dying) bool { return a.seq < b.seq }
+
+// deathReason is a Death.Reason inside the machine.
+type deathReason uint8
+
+const (
+	deadRejected deathReason = iota + 1
+	deadLimit
+)
+
+func (r deathReason) String() string {
+	switch r {
+	case deadRejected:
+		return ReasonRejected
+	case deadLimit:
+		return ReasonDeliveryLimit
+	}
+	return "unknown"
+}
+
+// stepLimit bounds what one command makes due at once; what is left asks to be woken at once.
+const stepLimit = 4096
+
+func newQueue(def queueDef) *queue {
+	return &queue{def: def, nextSeq: 1, ready: newReadySet(def.Priorities), ledger: newLedger()}
+}
+
+// enqueue accepts a message that is stored at ref. It is ready at once.
+func (q *queue) enqueue(ref Ref, size uint32, priority uint8) {
+	e := entry{
+		seq: q.nextSeq, ref: ref, arrived: q.now, size: size,
+		level: uint8(min(int(priority), q.def.Priorities-1)),
+	}
+	q.nextSeq++
+	q.count.Enqueued++
+	q.count.bytesIn += uint64(size)
+	q.ready.push(e)
+}
+
+// dispatch lends ready messages to consumers until one of both has run out.
+func (q *queue) dispatch(out []effect) []effect {
+	for q.ready.n > 0 {
+		c := q.roster.next()
+		if c == nil {
+			break
+		}
+		out = q.lend(c, out)
+	}
+	return out
+}
+
+// lend gives the next ready message to c, whose prefetch the caller has looked at.
+func (q *queue) lend(c *consumer, out []effect) []effect {
+	e := q.ready.pop()
+	e.deliveries++
+	s := q.ledger.grant(e, c, q.now+instant(q.def.AckDeadline))
+	q.count.Delivered++
+	q.roster.turn++
+	c.turn = q.roster.turn
+	q.roster.fix(c)
+	return append(out, q.deliverEffect(s))
+}
+
+func (q *queue) deliverEffect(s slotID) effect {
+	ln := &q.ledger.slots[s]
+	return effect{
+		kind: effectDeliver, queue: q.def.id, consumer: ln.holder.id, tag: ln.tag, slot: s, seq: ln.seq,
+		ref: ln.ref, size: ln.size, deliveries: ln.deliveries, failures: ln.failures,
+		at: ln.deadline, arrived: ln.arrived,
+	}
+}
+
+// attach adds a consumer. Attaching one that is there already changes its prefetch.
+// One without a prefetch only takes.
+func (q *queue) attach(id consumerID, prefetch int32) {
+	if c := q.roster.find(id); c != nil {
+		c.prefetch = prefetch
+		q.roster.fix(c)
+		return
+	}
+	q.roster.attach(&consumer{id: id, prefetch: prefetch, pull: prefetch == 0})
+}
+
+// detach removes a consumer. Its loans come back to their old places: without a failure if it left
+// in good order, else with one each. It reports whether the consumer was there.
+func (q *queue) detach(id consumerID, failed bool, out []effect) (bool, []effect) {
+	c := q.roster.find(id)
+	if c == nil {
+		return false, out
+	}
+	// The consumer takes nothing more while its loans come back.
+	c.prefetch = 0
+	q.roster.fix(c)
+	for c.oldest != noSlot {
+		e := q.ledger.end(c.oldest)
+		if failed {
+			out = q.fail(e, 0, "", out)
+		} else {
+			q.count.Released++
+			q.ready.insert(e)
+		}
+	}
+	q.roster.detach(c)
+	return true, out
+}
+
+// fail takes back a message that went wrong: dying if that was one failure too many, else
+// ready again after pause.
+func (q *queue) fail(e entry, pause time.Duration, note string, out []effect) []effect {
+	e.failures++
+	q.count.Failed++
+	if limit := q.def.MaxRetries; limit != NoLimit && (limit == NoRetry || e.failures > uint32(limit)) {
+		return q.kill(e, deadLimit, note, out)
+	}
+	q.rest(e, pause)
+	return out
+}
+
+// rest makes e ready after pause, at its old place.
+func (q *queue) rest(e entry, pause time.Duration) {
+	if pause <= 0 {
+		q.ready.insert(e)
+		return
+	}
+	if q.delayed == nil {
+		q.delayed = btree.NewG(16, byTime)
+	}
+	q.delayed.ReplaceOrInsert(delayed{q.now + instant(pause), e})
+	q.delayedBytes += int64(e.size)
+}
+
+// kill ends the life of e in this queue. Unless the dead are discarded it stays as dying until moved.
+func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []effect {
+	q.count.Dead++
+	if q.def.DeadLetter.Discard {
+		q.count.Discarded++
+		return q.gone(e, out)
+	}
+	if q.dying == nil {
+		q.dying = btree.NewG(16, bySeqDying)
+	}
+	d := dying{entry: e, at: q.now, reason: reason, note: note}
+	q.dying.ReplaceOrInsert(d)
+	q.dyingBytes += int64(e.size)
+	return append(out, q.forwardEffect(d))
+}
+
+func (q *queue) forwardEffect(d dying) effect {
+	return effect{
+		kind: effectForward, queue: q.def.id, seq: d.seq, ref: d.ref, size: d.size,
+		reason: d.reason, note: d.note, at: d.at,
+	}
+}
+
+// moved ends a dying message, since its dead-letter queues hold it. It reports whether the message was
+// still dying: an effect may repeat, its command counts once.
+func (q *queue) moved(seq uint64, out []effect) (bool, []effect) {
+	if q.dying == nil {
+		return false, out
+	}
+	d, ok := q.dying.Delete(dying{entry: entry{seq: seq}})
+	if !ok {
+		return false, out
+	}
+	q.dyingBytes -= int64(d.size)
+	q.count.Moved++
+	return true, q.gone(d.entry, out)
+}
+
+// isDying reports whether the message seq died and is not moved yet.
+func (q *queue) isDying(seq uint64) bool {
+	return q.dying != nil && q.dying.Has(dying{entry: entry{seq: seq}})
+}
+
+// gone says that nothing in this queue refers to e any more.
+func (q *queue) gone(e entry, out []effect) []effect {
+	q.count.bytesGone += uint64(e.size)
+	return append(out, effect{kind: effectFree, ref: e.ref})
+}
+
+// settle carries out a consumer's verdict on one loan.
+func (q *queue) settle(c settle, out []effect) (uint64, []effect) {
+	s := q.ledger.find(c.consumer, c.tag, c.slot)
+	if s == noSlot {
+		return answerStale, out
+	}
+	if c.verdict == verdictExtend {
+		by := min(c.pause, MaxAckDeadline)
+		q.ledger.extend(s, q.now+instant(by))
+		return answerOK, out
+	}
+	holder := q.ledger.slots[s].holder
+	e := q.ledger.end(s)
+	q.roster.fix(holder)
+	switch c.verdict {
+	case verdictAck:
+		q.count.Acked++
+		out = q.gone(e, out)
+	case verdictNack:
+		pause := c.pause
+		if pause < 0 {
+			pause = q.def.Retry.pause(e.failures + 1)
+		}
+		out = q.fail(e, pause, c.note, out)
+	case verdictReject:
+		e.failures++
+		q.count.Failed++
+		out = q.kill(e, deadRejected, c.note, out)
+	case verdictRelease:
+		q.count.Released++
+		q.rest(e, c.pause)
+	}
+	return answerOK, out
+}
+
+// ackUpTo acks all loans of a consumer whose tag is at most tag and returns how many there were.
+func (q *queue) ackUpTo(id consumerID, tag uint64, out []effect) (uint64, []effect) {
+	c := q.roster.find(id)
+	if c == nil {
+		return 0, out
+	}
+	n := uint64(0)
+	for c.oldest != noSlot && q.ledger.slots[c.oldest].tag <= tag {
+		out = q.gone(q.ledger.end(c.oldest), out)
+		n++
+	}
+	q.count.Acked += n
+	q.roster.fix(c)
+	return n, out
+}
+
+// expire does what is due: loans past their deadline come back as failures, delayed messages
+// become ready.
+func (q *queue) expire(out []effect) []effect {
+	for range stepLimit {
+		s := q.ledger.nextDeadline()
+		if s == noSlot || q.ledger.slots[s].deadline > q.now {
+			break
+		}
+		ln := &q.ledger.slots[s]
+		holder := ln.holder
+		out = append(out, effect{kind: effectWithdraw, queue: q.def.id, consumer: holder.id, tag: ln.tag})
+		e := q.ledger.end(s)
+		q.roster.fix(holder)
+		q.count.TimedOut++
+		out = q.fail(e, q.def.Retry.pause(e.failures+1), "no verdict before the deadline", out)
+	}
+	for n := 0; n < stepLimit && q.delayed != nil && q.delayed.Len() > 0; n++ {
+		d, _ := q.delayed.Min()
+		if d.at > q.now {
+			break
+		}
+		q.delayed.DeleteMin()
+		q.delayedBytes -= int64(d.size)
+		q.ready.insert(d.entry)
+	}
+	return out
+}
+
+// due is when expire has something to do, or 0 for never.
+func (q *queue) due() instant {
+	at := instant(0)
+	if s := q.ledger.nextDeadline(); s != noSlot {
+		at = q.ledger.slots[s].deadline
+	}
+	if q.delayed != nil && q.delayed.Len() > 0 {
+		if d, _ := q.delayed.Min(); at == 0 || d.at < at {
+			at = d.at
+		}
+	}
+	return at
+}
+
+// purge removes what is ready or delayed and returns how much that was. What is on loan stays, and
+// may come back.
+func (q *queue) purge(out []effect) (uint64, []effect) {
+	n := uint64(0)
+	for q.ready.n > 0 {
+		out = q.gone(q.ready.pop(), out)
+		n++
+	}
+	for q.delayed != nil && q.delayed.Len() > 0 {
+		d, _ := q.delayed.DeleteMin()
+		q.delayedBytes -= int64(d.size)
+		out = q.gone(d.entry, out)
+		n++
+	}
+	q.count.Purged += n
+	return n, out
+}
+
+// drop frees everything, for a queue that is deleted. Its consumers are told.
+func (q *queue) drop(out []effect) []effect {
+	for _, c := range q.roster.all {
+		for c.oldest != noSlot {
+			out = append(out, effect{kind: effectFree, ref: q.ledger.end(c.oldest).ref})
+		}
+		out = append(out, effect{kind: effectGone, queue: q.def.id, consumer: c.id})
+	}
+	_, out = q.purge(out)
+	for q.dying != nil && q.dying.Len() > 0 {
+		d, _ := q.dying.DeleteMin()
+		out = append(out, effect{kind: effectFree, ref: d.ref})
+	}
+	return out
+}
+
+// lead appends what the outside must be told anew when it starts to act for this queue.
+func (q *queue) lead(out []effect) []effect {
+	if q.dying != nil {
+		q.dying.Ascend(func(d dying) bool {
+			out = append(out, q.forwardEffect(d))
+			return true
+		})
+	}
+	return out
+}
+
+// consumers is the number of consumers that are sent messages; those of Get are not.
+func (q *queue) consumers() int {
+	n := 0
+	for _, c := range q.roster.all {
+		if !c.pull {
+			n++
+		}
+	}
+	return n
+}
+
+// size is the number of messages that the queue holds, in whatever state.
+func (q *queue) size() int { return q.ready.n + q.ledger.n + q.delayedLen() + q.dyingLen() }
+
+func (q *queue) delayedLen() int {
+	if q.delayed == nil {
+		return 0
+	}
+	return q.delayed.Len()
+}
+
+func (q *queue) dyingLen() int {
+	if q.dying == nil {
+		return 0
+	}
+	return q.dying.Len()
+}

@@ -1,0 +1,295 @@
+package bourse
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// shard is the shell around a machine: it feeds it from the log, and does what the machine orders. It
+// implements Machine.
+type shard struct {
+	b    *Broker // fixed, as lost is
+	log  Log     // fixed after opened, before which nothing is proposed
+	lost bool    // consumers of an earlier session went down with their process
+
+	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
+	m         *machine
+	out       []effect // kept for its memory
+	leading   bool
+	subs      map[consumerID]*Subscription
+	consumers uint32 // numbers given in this session
+	session   uint32
+	serving   chan struct{}   // closed when the session is open; another one after leadership was lost
+	starts    sync.WaitGroup  // goroutines that open a session
+	touched   []*Subscription // got something in this Apply
+	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
+}
+
+func newShard(b *Broker, lost bool) *shard {
+	return &shard{
+		b: b, lost: lost, m: newMachine(), subs: make(map[consumerID]*Subscription), serving: make(chan struct{}),
+	}
+}
+
+// Apply implements Machine. It runs on the log's goroutine.
+func (s *shard) Apply(bodies Bodies, entries []Entry) {
+	s.mu.Lock()
+	for i := range entries {
+		e := &entries[i]
+		var res applied
+		res, s.out = s.m.apply(e.Ref, e.Cmd, s.out[:0])
+		e.Answer = res.answer
+		if res.kept > 0 {
+			bodies.Keep(e.Ref, res.kept)
+		}
+		s.run(bodies, s.out)
+	}
+	if cap(s.out) > 1<<16 {
+		s.out = nil
+	}
+	s.wakeTouchedLocked()
+	s.mu.Unlock()
+}
+
+// run does what the effects say. While this replica does not lead, only what concerns its own store.
+func (s *shard) run(bodies Bodies, effects []effect) {
+	for i := range effects {
+		e := &effects[i]
+		if e.kind == effectFree {
+			bodies.Free(e.ref)
+			continue
+		}
+		if !s.leading {
+			continue
+		}
+		switch e.kind {
+		case effectDeliver:
+			if sub := s.subs[e.consumer]; sub != nil {
+				sub.push(e.lent())
+				if !sub.touched {
+					sub.touched = true
+					s.touched = append(s.touched, sub)
+				}
+			}
+		case effectWithdraw:
+			if sub := s.subs[e.consumer]; sub != nil {
+				sub.withdraw(e.tag)
+			}
+		case effectGone:
+			if sub := s.subs[e.consumer]; sub != nil {
+				sub.end(ErrQueueGone)
+			}
+		case effectForward:
+			s.b.mover.add(*e)
+		case effectWake:
+			s.setWakeLocked(e.at)
+		case effectTopology:
+			s.b.topology.Store(s.m.topology)
+		}
+	}
+}
+
+// wakeTouchedLocked wakes each consumer once for all that a batch brought it.
+func (s *shard) wakeTouchedLocked() {
+	for i, sub := range s.touched {
+		sub.touched = false
+		sub.wake()
+		s.touched[i] = nil
+	}
+	s.touched = s.touched[:0]
+}
+
+// setWakeLocked sets the timer of the next tick; at 0 there is none.
+func (s *shard) setWakeLocked(at instant) {
+	if s.stopWake != nil {
+		s.stopWake()
+		s.stopWake = nil
+	}
+	if at == 0 || s.b.closing.Load() {
+		return
+	}
+	s.stopWake = s.b.clock.AfterFunc(time.Duration(at-s.b.now()), func() {
+		// An error means that the log is closed or failed: then nothing is due any more.
+		_ = s.log.Propose(&posting{b: s.b, encode: func(dst []byte, now instant) []byte {
+			return appendTick(dst, max(now, at))
+		}})
+	})
+}
+
+// opened gives the shard its log, and starts what had to wait for it.
+func (s *shard) opened(log Log) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = log
+	if s.leading {
+		s.leadLocked()
+	}
+}
+
+// Lead implements Machine. It may come before opened.
+func (s *shard) Lead(leading bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.leading == leading:
+	case leading:
+		s.leading = true
+		if s.log != nil {
+			s.leadLocked()
+		}
+	default:
+		s.leading = false
+		s.setWakeLocked(0)
+		select {
+		case <-s.serving:
+			s.serving = make(chan struct{})
+		default:
+		}
+		for _, sub := range s.subs {
+			sub.end(s.b.lostLog)
+		}
+	}
+}
+
+// leadLocked does what the state orders anew, and opens a session, in which consumers can attach.
+func (s *shard) leadLocked() {
+	s.out = s.m.lead(s.out[:0])
+	s.run(nil, s.out)
+	serving := s.serving
+	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
+		answer, err := s.call(context.Background(), false, func(dst []byte, at instant) []byte {
+			return appendOpen(dst, at, s.lost)
+		})
+		if err != nil {
+			s.b.log.Warn("no session was opened", "err", err)
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.session, s.consumers = uint32(answer.Code-answerNumber), 0
+		if serving == s.serving {
+			close(serving)
+		}
+	})
+}
+
+// serves waits until consumers can attach here.
+func (s *shard) serves(ctx context.Context) error {
+	s.mu.Lock()
+	serving, leading := s.serving, s.leading
+	s.mu.Unlock()
+	if !leading {
+		return s.b.lostLog
+	}
+	select {
+	case <-serving:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Snapshot implements Machine. The state is encoded at once, since it changes with the next command.
+func (s *shard) Snapshot() (io.WriterTo, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return snapshot(s.m.appendTo(nil)), nil
+}
+
+type snapshot []byte
+
+func (s snapshot) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(s)
+	return int64(n), err
+}
+
+// Restore implements Machine.
+func (s *shard) Restore(bodies Bodies, r io.Reader) error {
+	b, err := io.ReadAll(r)
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	m, err := decodeMachine(b, func(ref Ref) { bodies.Keep(ref, 1) })
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.m = m
+	return nil
+}
+
+// newConsumer gives an id that was never used before.
+func (s *shard) newConsumer() consumerID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.consumers++
+	return consumerID(s.session)<<32 | consumerID(s.consumers)
+}
+
+func (s *shard) register(sub *Subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subs[sub.id] = sub
+}
+
+func (s *shard) unregister(sub *Subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.subs, sub.id)
+}
+
+// subscriptions returns those that are registered.
+func (s *shard) subscriptions() []*Subscription {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Subscription, 0, len(s.subs))
+	for _, sub := range s.subs {
+		all = append(all, sub)
+	}
+	return all
+}
+
+// posting is a proposal whose outcome nobody waits for.
+type posting struct {
+	b       *Broker
+	durable bool
+	encode  func(dst []byte, at instant) []byte
+}
+
+func (p *posting) AppendTo(dst []byte) []byte { return p.encode(dst, p.b.now()) }
+func (p *posting) Durable() bool              { return p.durable }
+func (p *posting) Done(Answer, error)         {}
+
+// calling is a proposal whose answer somebody waits for.
+type calling struct {
+	posting
+	answer Answer
+	err    error
+	done   chan struct{} // closed by Done
+}
+
+func (c *calling) Done(a Answer, err error) {
+	c.answer, c.err = Answer{Code: a.Code, Data: append([]byte(nil), a.Data...)}, err
+	close(c.done)
+}
+
+// call proposes a command and waits for the answer.
+func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, instant) []byte) (Answer, error) {
+	if err := ctx.Err(); err != nil {
+		return Answer{}, err
+	}
+	c := &calling{posting: posting{b: s.b, durable: durable, encode: encode}, done: make(chan struct{})}
+	if err := s.log.Propose(c); err != nil {
+		return Answer{}, err
+	}
+	select {
+	case <-c.done:
+		return c.answer, c.err
+	case <-ctx.Done():
+		return Answer{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
+	}
+}

@@ -1,0 +1,271 @@
+package bourse
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/google/btree"
+
+	"github.com/boursemq/bourse/internal/wire"
+)
+
+// A snapshot of a machine:
+//
+//	version   1 byte
+//	now       varint
+//	session   uvarint
+//	topology  length and bytes, see topology.appendTo
+//	queues    for each by ascending id:
+//	          nextSeq, counters, turn,
+//	          ready     count, then by level and seq: entry
+//	          delayed   count, then by time: at, entry
+//	          dying     count, then by seq: entry, at, reason, note
+//	          consumers count, then by attachment: id, prefetch, pull, lastTag, turn
+//	          slots     length, count of loans in the order of their deadlines, those in the
+//	                    list first: slot, consumer's place, tag, deadline, extended, entry
+//	          free      slots, the top of the stack last
+//
+// Timers, sums and lists by consumer follow from this. Equal states give equal bytes.
+const snapshotVersion = 1
+
+func appendEntry(dst []byte, e *entry) []byte {
+	dst = wire.AppendUvarint(dst, e.seq)
+	dst = wire.AppendUvarint(dst, uint64(e.ref))
+	dst = wire.AppendVarint(dst, int64(e.arrived))
+	dst = wire.AppendUvarint(dst, uint64(e.size))
+	dst = wire.AppendUvarint(dst, uint64(e.deliveries))
+	dst = wire.AppendUvarint(dst, uint64(e.failures))
+	return append(dst, e.level)
+}
+
+func decodeEntry(r *wire.Reader, levels int) entry {
+	e := entry{
+		seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: uint32(r.Uvarint()),
+		deliveries: uint32(r.Uvarint()), failures: uint32(r.Uvarint()), level: r.Byte(),
+	}
+	if int(e.level) >= levels {
+		r.Fail()
+		e.level = 0
+	}
+	return e
+}
+
+func (m *machine) appendTo(dst []byte) []byte {
+	dst = append(dst, snapshotVersion)
+	dst = wire.AppendVarint(dst, int64(m.now))
+	dst = wire.AppendUvarint(dst, uint64(m.session))
+	dst = wire.AppendBytes(dst, m.topology.appendTo(nil))
+	for _, q := range m.order {
+		dst = q.appendTo(dst)
+	}
+	return dst
+}
+
+func (q *queue) appendTo(dst []byte) []byte {
+	dst = wire.AppendUvarint(dst, q.nextSeq)
+	for _, n := range q.count.list() {
+		dst = wire.AppendUvarint(dst, *n)
+	}
+	dst = wire.AppendUvarint(dst, q.roster.turn)
+
+	dst = wire.AppendUvarint(dst, uint64(q.ready.n))
+	q.ready.each(func(e entry) bool {
+		dst = appendEntry(dst, &e)
+		return true
+	})
+	dst = wire.AppendUvarint(dst, uint64(q.delayedLen()))
+	if q.delayed != nil {
+		q.delayed.Ascend(func(d delayed) bool {
+			dst = wire.AppendVarint(dst, int64(d.at))
+			dst = appendEntry(dst, &d.entry)
+			return true
+		})
+	}
+	dst = wire.AppendUvarint(dst, uint64(q.dyingLen()))
+	if q.dying != nil {
+		q.dying.Ascend(func(d dying) bool {
+			dst = appendEntry(dst, &d.entry)
+			dst = wire.AppendVarint(dst, int64(d.at))
+			dst = append(dst, byte(d.reason))
+			dst = wire.AppendString(dst, d.note)
+			return true
+		})
+	}
+	dst = wire.AppendUvarint(dst, uint64(len(q.roster.all)))
+	for _, c := range q.roster.all {
+		dst = wire.AppendUvarint(dst, uint64(c.id))
+		dst = wire.AppendUvarint(dst, uint64(c.prefetch))
+		dst = wire.AppendBool(dst, c.pull)
+		dst = wire.AppendUvarint(dst, c.lastTag)
+		dst = wire.AppendUvarint(dst, c.turn)
+	}
+	return q.appendLoans(dst)
+}
+
+func (q *queue) appendLoans(dst []byte) []byte {
+	l := &q.ledger
+	place := make(map[consumerID]int, len(q.roster.all))
+	for i, c := range q.roster.all {
+		place[c.id] = i
+	}
+	one := func(s slotID) {
+		ln := &l.slots[s]
+		dst = wire.AppendUvarint(dst, uint64(s))
+		dst = wire.AppendUvarint(dst, uint64(place[ln.holder.id]))
+		dst = wire.AppendUvarint(dst, ln.tag)
+		dst = wire.AppendVarint(dst, int64(ln.deadline))
+		dst = wire.AppendBool(dst, ln.extended)
+		dst = appendEntry(dst, &ln.entry)
+	}
+	dst = wire.AppendUvarint(dst, uint64(len(l.slots)))
+	dst = wire.AppendUvarint(dst, uint64(l.n))
+	for s := l.oldest; s != noSlot; s = l.slots[s].newer {
+		one(s)
+	}
+	if l.extended != nil {
+		l.extended.Ascend(func(x extension) bool { one(x.slot); return true })
+	}
+	for _, s := range l.free {
+		dst = wire.AppendUvarint(dst, uint64(s))
+	}
+	return dst
+}
+
+// list is the counters in the order in which snapshots hold them.
+func (c *counters) list() []*uint64 {
+	return []*uint64{
+		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Discarded,
+		&c.Moved, &c.Purged, &c.bytesIn, &c.bytesGone,
+	}
+}
+
+// decodeMachine reads what appendTo wrote. keep is told every reference.
+func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
+	r := wire.NewReader(b)
+	if v := r.Byte(); v != snapshotVersion {
+		return nil, fmt.Errorf("snapshot of version %d, this binary reads %d", v, snapshotVersion)
+	}
+	m := &machine{queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
+	m.now = instant(r.Varint())
+	m.session = uint32(r.Uvarint())
+	tr := wire.NewReader(r.Bytes())
+	topology, err := decodeTopology(&tr, topologyLimits{})
+	if err != nil {
+		return nil, fmt.Errorf("snapshot: topology: %w", err)
+	}
+	m.topology = topology
+	for def := range topology.queues {
+		m.add(newQueue(def))
+	}
+	for _, q := range m.order {
+		q.decode(&r, keep)
+		if r.Err() != nil {
+			return nil, fmt.Errorf("snapshot: queue %q: %w", q.def.Name, r.Err())
+		}
+		m.arm(q)
+	}
+	if err := r.Done(); err != nil {
+		return nil, fmt.Errorf("snapshot: %w", err)
+	}
+	return m, nil
+}
+
+// smallestEntry is a lower bound of the bytes of an entry in a snapshot.
+const smallestEntry = 7
+
+func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
+	q.nextSeq = r.Uvarint()
+	for _, n := range q.count.list() {
+		*n = r.Uvarint()
+	}
+	q.roster.turn = r.Uvarint()
+	take := func() entry {
+		e := decodeEntry(r, q.def.Priorities)
+		if r.Err() == nil {
+			keep(e.ref)
+		}
+		return e
+	}
+	for range r.Count(smallestEntry) {
+		q.ready.push(take())
+	}
+	if n := r.Count(smallestEntry); n > 0 {
+		q.delayed = btree.NewG(16, byTime)
+		for range n {
+			d := delayed{at: instant(r.Varint()), entry: take()}
+			q.delayed.ReplaceOrInsert(d)
+			q.delayedBytes += int64(d.size)
+		}
+	}
+	if n := r.Count(smallestEntry); n > 0 {
+		q.dying = btree.NewG(16, bySeqDying)
+		for range n {
+			d := dying{entry: take(), at: instant(r.Varint()), reason: deathReason(r.Byte()), note: r.String()}
+			q.dying.ReplaceOrInsert(d)
+			q.dyingBytes += int64(d.size)
+		}
+	}
+	for range r.Count(5) {
+		c := &consumer{id: consumerID(r.Uvarint()), prefetch: int32(r.Uvarint()), pull: r.Bool(), lastTag: r.Uvarint(), turn: r.Uvarint()}
+		c.place, c.oldest, c.newest = -1, noSlot, noSlot
+		q.roster.all = append(q.roster.all, c)
+	}
+	q.decodeLoans(r, take)
+	for _, c := range q.roster.all {
+		q.roster.fix(c)
+	}
+}
+
+func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
+	l := &q.ledger
+	slots := r.Uvarint()
+	loans := r.Count(smallestEntry)
+	// Slots that hold no loan are listed as free, a byte at least each.
+	if slots > uint64(loans+r.Len()) {
+		r.Fail()
+		return
+	}
+	l.slots = make([]loan, slots)
+	type held struct {
+		slot     slotID
+		deadline instant
+		extended bool
+	}
+	var inOrder []held
+	for range loans {
+		s, place := r.Uvarint(), r.Uvarint()
+		tag, deadline, extended := r.Uvarint(), instant(r.Varint()), r.Bool()
+		e := take()
+		if s >= slots || place >= uint64(len(q.roster.all)) || r.Err() != nil || l.slots[s].holder != nil {
+			r.Fail()
+			return
+		}
+		l.slots[s] = loan{entry: e, holder: q.roster.all[place], tag: tag, deadline: deadline, extended: extended}
+		inOrder = append(inOrder, held{slotID(s), deadline, extended})
+	}
+	for range int(slots) - loans {
+		s := r.Uvarint()
+		if s >= slots {
+			r.Fail()
+			return
+		}
+		l.free = append(l.free, slotID(s))
+	}
+	// First the deadlines in the order written, then every holder's list by tag.
+	for _, h := range inOrder {
+		if h.extended {
+			if l.extended == nil {
+				l.extended = btree.NewG(16, byDeadline)
+			}
+			l.slots[h.slot].older, l.slots[h.slot].newer = noSlot, noSlot
+			l.extended.ReplaceOrInsert(extension{h.deadline, h.slot})
+			continue
+		}
+		l.append(h.slot)
+	}
+	slices.SortFunc(inOrder, func(a, b held) int { return cmp.Compare(l.slots[a.slot].tag, l.slots[b.slot].tag) })
+	for _, h := range inOrder {
+		l.linkToHolder(h.slot)
+	}
+}

@@ -1,0 +1,93 @@
+package bourse
+
+import "time"
+
+// Stats is a picture of a broker at one moment.
+type Stats struct {
+	Queues     []QueueStats // by name; ParkingQueue among them
+	Published  uint64       // messages confirmed since the broker was opened, the unroutable included
+	Unroutable uint64       // those of them that were dropped, since nothing was bound for them
+	Pending    int          // publishes not yet confirmed
+	Storage    StorageStats // of the local log; zero with another Engine
+}
+
+// StorageStats are figures of the local log.
+type StorageStats struct {
+	Segments    int    // files of the log that are in use
+	Spares      int    // files prepared for use
+	Bytes       int64  // size of both
+	References  int64  // of messages in queues to the log
+	Records     uint64 // written since the broker was opened
+	Written     uint64 // bytes of them
+	Syncs       uint64 // since the broker was opened
+	Checkpoints uint64 // likewise
+	Tail        int64  // bytes of log since the last checkpoint, which an open would replay
+	DiskFull    bool   // there is no room for more segments: publishes get ErrDiskFull
+}
+
+// QueueStats is the state of one queue. Totals are since it was declared, and survive a restart.
+type QueueStats struct {
+	Name      string
+	Ready     int   // wait for a consumer
+	Unacked   int   // are on loan
+	Delayed   int   // wait for a time
+	Dying     int   // are on the way to a dead-letter queue
+	Bytes     int64 // of all of them in the log, headers and names included
+	Consumers int
+	Oldest    time.Duration // how long the next message has waited since it arrived; 0 if none is ready
+
+	Enqueued  uint64 // messages that arrived
+	Delivered uint64 // deliveries made
+	Acked     uint64 // messages done
+	Failed    uint64 // deliveries that went wrong
+	Released  uint64 // deliveries that came back without a failure
+	TimedOut  uint64 // those of Failed whose deadline passed
+	Dead      uint64 // messages that died
+	Discarded uint64 // those of Dead that DeadLetter.Discard dropped
+}
+
+// Stats returns a picture of the broker. It stops the application of commands for a moment, so call it every few
+// seconds rather than for each message.
+func (b *Broker) Stats() Stats {
+	now := b.now()
+	out := Stats{Published: b.published.Load(), Unroutable: b.unroutable.Load()}
+	b.gate.mu.Lock()
+	out.Pending = int(b.gate.count)
+	b.gate.mu.Unlock()
+	if e, ok := b.engine.(*localEngine); ok {
+		out.Storage = e.stats()
+	}
+	b.shard.mu.Lock()
+	defer b.shard.mu.Unlock()
+	m := b.shard.m
+	for def := range m.topology.queues {
+		out.Queues = append(out.Queues, m.queues[def.id].stats(now))
+	}
+	return out
+}
+
+// QueueStats returns the state of one queue; false if there is none of that name.
+func (b *Broker) QueueStats(queue string) (QueueStats, bool) {
+	now := b.now()
+	b.shard.mu.Lock()
+	defer b.shard.mu.Unlock()
+	def, ok := b.shard.m.topology.queue(queue)
+	if !ok {
+		return QueueStats{}, false
+	}
+	return b.shard.m.queues[def.id].stats(now), true
+}
+
+func (q *queue) stats(now instant) QueueStats {
+	s := QueueStats{
+		Name: q.def.Name, Ready: q.ready.n, Unacked: q.ledger.n, Delayed: q.delayedLen(), Dying: q.dyingLen(),
+		Bytes:     q.ready.bytes + q.ledger.bytes + q.delayedBytes + q.dyingBytes,
+		Consumers: q.consumers(),
+		Enqueued:  q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
+		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead, Discarded: q.count.Discarded,
+	}
+	if q.ready.n > 0 {
+		s.Oldest = max(0, time.Duration(now-q.ready.first().arrived))
+	}
+	return s
+}

@@ -1,0 +1,364 @@
+package bourse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync"
+	"time"
+)
+
+// SubscribeOptions are the choices of a consumer.
+type SubscribeOptions struct {
+	// Prefetch bounds the unacked deliveries of the subscription, those not yet taken by
+	// Next included. Default and maximum: MaxPrefetch.
+	Prefetch int
+	// AutoAck settles each delivery when Next hands it over: at most once. A crash loses what was handed
+	// over and not done.
+	AutoAck bool
+}
+
+// Subscription is a consumer of one queue. Its methods may be called concurrently.
+type Subscription struct {
+	b     *Broker // fixed after Subscribe, as all above mu
+	queue queueDef
+	id    consumerID
+	auto  bool
+	once  sync.Once // of Close
+	err   error     // of that Close; written by once
+
+	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
+	buffer  []lent     // what the machine has lent and Next has not taken: buffer[first:]
+	first   int
+	handed  uint64              // highest tag that Next has taken
+	ackedTo uint64              // highest tag that AckUpTo has settled
+	stale   map[uint64]struct{} // handed tags that were taken back; nil until there is one
+	ended   error               // why nothing comes any more
+	signal  chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
+
+	touched bool // guarded by shard.mu: it is in shard.touched
+}
+
+// lent is a loan on its way to the consumer.
+type lent struct {
+	tag        uint64
+	seq        uint64
+	ref        Ref
+	deadline   instant
+	arrived    instant
+	slot       slotID
+	size       uint32
+	deliveries uint32
+	failures   uint32
+}
+
+func (e *effect) lent() lent {
+	return lent{
+		tag: e.tag, seq: e.seq, ref: e.ref, deadline: e.at, arrived: e.arrived, slot: e.slot, size: e.size,
+		deliveries: e.deliveries, failures: e.failures,
+	}
+}
+
+// Subscribe attaches a consumer to queue until the Subscription is closed. Messages that are ready come at
+// once, up to the prefetch. Errors: ErrNotFound, ErrTooMany (consumers of that queue), an *InvalidError, ErrClosed.
+func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOptions) (*Subscription, error) {
+	if opts.Prefetch < 0 || opts.Prefetch > MaxPrefetch {
+		return nil, fmt.Errorf("broker: subscribe to %q: %w", queue,
+			&InvalidError{"SubscribeOptions.Prefetch", fmt.Sprintf("%d, must be 0 to %d", opts.Prefetch, MaxPrefetch)})
+	}
+	if opts.Prefetch == 0 {
+		opts.Prefetch = MaxPrefetch
+	}
+	s, err := b.attach(ctx, queue, int32(opts.Prefetch))
+	if err != nil {
+		return nil, fmt.Errorf("broker: subscribe to %q: %w", queue, err)
+	}
+	s.auto = opts.AutoAck
+	return s, nil
+}
+
+// attach makes a subscription known here, then in the log: deliveries may come before the answer.
+func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Subscription, error) {
+	if err := b.open(); err != nil {
+		return nil, err
+	}
+	def, ok := b.topology.Load().queue(queue)
+	if !ok {
+		return nil, ErrNotFound
+	}
+	if err := b.shard.serves(ctx); err != nil {
+		return nil, err
+	}
+	s := &Subscription{
+		b: b, queue: def, id: b.shard.newConsumer(), signal: make(chan struct{}, 1),
+	}
+	b.shard.register(s)
+	answer, err := b.call(ctx, false, func(dst []byte, at instant) []byte {
+		return attach{queue: def.id, consumer: s.id, prefetch: prefetch}.appendTo(dst, at)
+	})
+	if err == nil {
+		switch answer.Code {
+		case answerOK:
+			return s, nil
+		case answerGone:
+			err = ErrNotFound
+		case answerTooMany:
+			err = fmt.Errorf("%w consumers, limit %d", ErrTooMany, maxConsumers)
+		default:
+			err = ErrClosed
+		}
+	}
+	if errors.Is(err, ErrUnknownOutcome) {
+		// It may be attached, or come to be: take it off again, whenever that is.
+		go func() { _ = s.Close() }()
+		return nil, err
+	}
+	b.shard.unregister(s)
+	return nil, err
+}
+
+// push adds a loan for Next. The shard calls it, under its lock, and wakes the subscription later.
+func (s *Subscription) push(l lent) {
+	s.mu.Lock()
+	if s.ended == nil {
+		if s.first > 0 && len(s.buffer) == cap(s.buffer) {
+			s.buffer = s.buffer[:copy(s.buffer, s.buffer[s.first:])]
+			s.first = 0
+		}
+		s.buffer = append(s.buffer, l)
+	}
+	s.mu.Unlock()
+}
+
+// withdraw says that a loan was taken back.
+func (s *Subscription) withdraw(tag uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if tag > s.handed {
+		for i := s.first; i < len(s.buffer); i++ {
+			if s.buffer[i].tag == tag {
+				s.buffer = append(s.buffer[:i], s.buffer[i+1:]...)
+				return
+			}
+		}
+	}
+	if s.stale == nil {
+		s.stale = make(map[uint64]struct{})
+	}
+	s.stale[tag] = struct{}{}
+}
+
+// end makes Next return err from now on and forgets what it has not taken.
+func (s *Subscription) end(err error) {
+	s.mu.Lock()
+	if s.ended == nil {
+		s.ended = err
+		s.buffer, s.first = nil, 0
+	}
+	s.mu.Unlock()
+	s.wake()
+}
+
+func (s *Subscription) wake() {
+	select {
+	case s.signal <- struct{}{}:
+	default:
+	}
+}
+
+// pop takes up to limit loans, appended to dst.
+func (s *Subscription) pop(dst []lent, limit int) ([]lent, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		s.wake() // for the next who waits
+		return dst, s.ended
+	}
+	n := min(limit, len(s.buffer)-s.first)
+	dst = append(dst, s.buffer[s.first:s.first+n]...)
+	s.first += n
+	if n > 0 {
+		s.handed = max(s.handed, dst[len(dst)-1].tag)
+	}
+	if s.first == len(s.buffer) {
+		s.buffer, s.first = s.buffer[:0], 0
+	} else {
+		s.wake() // there is more, for another goroutine
+	}
+	return dst, nil
+}
+
+// wait takes between 1 and limit loans, appended to dst; it blocks until there is one, ctx ends or
+// the subscription does.
+func (s *Subscription) wait(ctx context.Context, dst []lent, limit int) ([]lent, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return dst, err
+		}
+		got, err := s.pop(dst, limit)
+		if err != nil || len(got) > len(dst) {
+			return got, err
+		}
+		select {
+		case <-s.signal:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Next returns the next delivery and blocks until there is one. Errors: ctx.Err(), ErrClosed after Close,
+// ErrQueueGone if the queue was deleted, ErrStorage if the message cannot be read; it then stays on loan.
+func (s *Subscription) Next(ctx context.Context) (*Delivery, error) {
+	for {
+		var one [1]lent
+		got, err := s.wait(ctx, one[:0], 1)
+		if err != nil {
+			return nil, s.describe("next", err)
+		}
+		d, err := s.deliver(&got[0])
+		if err != nil {
+			return nil, s.describe("next", err)
+		}
+		if d != nil {
+			return d, nil
+		}
+	}
+}
+
+// NextBatch returns between 1 and limit deliveries, as many as are there, and blocks until there is one.
+// Errors as Next; deliveries may come together with an error.
+func (s *Subscription) NextBatch(ctx context.Context, limit int) ([]*Delivery, error) {
+	if limit < 1 {
+		return nil, s.describe("next", &InvalidError{"limit", fmt.Sprintf("%d, must be at least 1", limit)})
+	}
+	for {
+		got, err := s.wait(ctx, make([]lent, 0, min(limit, 64)), min(limit, 4096))
+		if err != nil {
+			return nil, s.describe("next", err)
+		}
+		batch := make([]*Delivery, 0, len(got))
+		for i := range got {
+			d, err := s.deliver(&got[i])
+			if err != nil {
+				return batch, s.describe("next", err)
+			}
+			if d != nil {
+				batch = append(batch, d)
+			}
+		}
+		if len(batch) > 0 {
+			return batch, nil
+		}
+	}
+}
+
+// All iterates over the deliveries. It ends without an error when the subscription is closed, and with
+// the error of Next, given with a nil delivery, otherwise.
+func (s *Subscription) All(ctx context.Context) iter.Seq2[*Delivery, error] {
+	return func(yield func(*Delivery, error) bool) {
+		for {
+			d, err := s.Next(ctx)
+			if errors.Is(err, ErrClosed) {
+				return
+			}
+			if !yield(d, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// deliver reads what was lent. Nil without an error: it was taken back meanwhile.
+func (s *Subscription) deliver(l *lent) (*Delivery, error) {
+	d := &Delivery{
+		Queue: s.queue.Name, Tag: l.tag, Deliveries: int(l.deliveries), Failures: int(l.failures),
+		EnqueuedAt: time.Unix(0, int64(l.arrived)),
+	}
+	d.loan = settlement{sub: s, tag: l.tag, slot: l.slot, deadline: l.deadline}
+	if err := s.b.read(l.ref, l.size, d); err != nil {
+		s.mu.Lock()
+		_, stale := s.stale[l.tag]
+		ended := s.ended
+		s.mu.Unlock()
+		switch {
+		case ended != nil:
+			return nil, ended
+		case stale:
+			return nil, nil
+		}
+		return nil, fmt.Errorf("message %d: %w: %w", l.seq, ErrStorage, err)
+	}
+	if s.auto {
+		d.loan.state.Store(loanAuto)
+		if err := d.loan.propose(verdictAck, 0, "", nil); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// AckUpTo acks all deliveries with a tag up to and including tag that this subscription has handed over and that
+// are not settled; 0 stands for all. A tag that was not handed over yet is ErrUnknownDelivery, and
+// nothing is settled.
+func (s *Subscription) AckUpTo(tag uint64) error {
+	s.mu.Lock()
+	err := s.ended
+	switch {
+	case err != nil:
+	case s.auto:
+		err = ErrAutoAck
+	case tag > s.handed:
+		err = ErrUnknownDelivery
+	default:
+		if tag == 0 {
+			tag = s.handed
+		}
+		s.ackedTo = max(s.ackedTo, tag)
+	}
+	s.mu.Unlock()
+	if errors.Is(err, ErrClosed) {
+		err = ErrUnknownDelivery
+	}
+	if err == nil && tag > 0 {
+		err = s.b.post(false, func(dst []byte, at instant) []byte {
+			return ackUpTo{queue: s.queue.id, consumer: s.id, tag: tag}.appendTo(dst, at)
+		})
+	}
+	if err != nil {
+		return s.describe(fmt.Sprintf("ack up to %d", tag), err)
+	}
+	return nil
+}
+
+// Close ends the subscription. What it holds, taken by Next or not, goes back to its place without a
+// failure; after Close has returned nothing more is sent to it, and verdicts on its deliveries are ErrUnknownDelivery.
+// Closing again returns what the first Close did.
+func (s *Subscription) Close() error {
+	s.once.Do(func() { s.err = s.close() })
+	return s.err
+}
+
+func (s *Subscription) close() error {
+	s.mu.Lock()
+	before := s.ended
+	s.ended = ErrClosed
+	s.buffer, s.first = nil, 0
+	s.mu.Unlock()
+	s.wake()
+	defer s.b.shard.unregister(s)
+	if before != nil {
+		return nil // the consumer is gone already: with its queue, its broker or its log
+	}
+	_, err := s.b.call(context.Background(), false, func(dst []byte, at instant) []byte {
+		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
+	})
+	if err != nil && !errors.Is(err, ErrClosed) {
+		return s.describe("close", err)
+	}
+	return nil
+}
+
+func (s *Subscription) describe(op string, err error) error {
+	return fmt.Errorf("broker: subscription to %q: %s: %w", s.queue.Name, op, err)
+}
