@@ -86,7 +86,8 @@ func TestDeclarationsRefused(t *testing.T) {
 		{&Queue{Name: "q"}, "Declaration"},
 		{(*Exchange)(nil), "Declaration"},
 	}
-	base := declared(t, Exchange{Name: "e", Alternate: "f"}, Exchange{Name: "h", Kind: HeadersMatch}, Exchange{Name: "c", Kind: ConsistentHash})
+	base := declared(t, Exchange{Name: "e", Alternate: "f"}, Exchange{Name: "h", Kind: HeadersMatch},
+		Exchange{Name: "c", Kind: ConsistentHash})
 	for _, row := range rows {
 		ds := []Declaration{row.d}
 		if _, ok := row.d.(Binding); ok {

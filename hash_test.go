@@ -109,9 +109,10 @@ func TestHashIsIndependentOfOrder(t *testing.T) {
 			bindings = append(bindings, Binding{Exchange: "e", Queue: name, Weight: rapid.IntRange(0, 100).Draw(t, "weight")})
 		}
 		mixed := rapid.Permutation(append(slices.Clone(queues), bindings...)).Draw(t, "order")
-		one, _, err := newTopology(topologyLimits{}).declare(append(append([]Declaration{Exchange{Name: "e", Kind: ConsistentHash}}, queues...), bindings...))
+		hash := Exchange{Name: "e", Kind: ConsistentHash}
+		one, _, err := newTopology(topologyLimits{}).declare(slices.Concat([]Declaration{hash}, queues, bindings))
 		require.NoError(t, err)
-		two, _, err := newTopology(topologyLimits{}).declare([]Declaration{Queue{Name: "zero"}, Exchange{Name: "e", Kind: ConsistentHash}})
+		two, _, err := newTopology(topologyLimits{}).declare([]Declaration{Queue{Name: "zero"}, hash})
 		require.NoError(t, err)
 		two, _, err = two.declare(mixed)
 		require.NoError(t, err)
@@ -129,14 +130,17 @@ func TestHashIsIndependentOfOrder(t *testing.T) {
 }
 
 func TestHashWeightsOfOneTargetAddUp(t *testing.T) {
-	ds := []Declaration{Exchange{Name: "e", Kind: ConsistentHash}, Queue{Name: "a"}, Queue{Name: "b"}, Binding{Exchange: "e", Queue: "b", Weight: 5}}
+	ds := []Declaration{Exchange{Name: "e", Kind: ConsistentHash}, Queue{Name: "a"}, Queue{Name: "b"},
+		Binding{Exchange: "e", Queue: "b", Weight: 5}}
 	one := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 5})...)
-	two := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 2}, Binding{Exchange: "e", Queue: "a", Weight: 3})...)
+	two := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 2},
+		Binding{Exchange: "e", Queue: "a", Weight: 3})...)
 	for i := range 1000 {
 		key := fmt.Sprint(i)
 		require.Equal(t, routed(t, one, "e", key, nil), routed(t, two, "e", key, nil))
 	}
-	two, _, err := two.remove([]Declaration{Binding{Exchange: "e", Queue: "a", Weight: 2}, Binding{Exchange: "e", Queue: "a", Weight: 3}})
+	two, _, err := two.remove([]Declaration{Binding{Exchange: "e", Queue: "a", Weight: 2},
+		Binding{Exchange: "e", Queue: "a", Weight: 3}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"b"}, routed(t, two, "e", "k", nil))
 }

@@ -37,7 +37,7 @@ func checkTopology(t require.TestingT, top *topology) {
 				_, ok := top.exchangeNamed(b.Destination)
 				require.True(t, ok, "binding to no exchange")
 			}
-			rebuilt = rebuilt.with(b)
+			rebuilt.add(b)
 			return true
 		})
 		require.Equal(t, dumpExchange(rebuilt), dumpExchange(ex), "exchange %q matches by something else than its bindings", ex.Name)
@@ -196,7 +196,8 @@ func TestRemove(t *testing.T) {
 
 	for _, absent := range []Declaration{Queue{Name: "x"}, Exchange{Name: "x"}, Binding{Exchange: "x", Queue: "q"},
 		Binding{Exchange: "e", Queue: "x", Key: "k"}, Binding{Exchange: "e", Queue: "q", Key: "K"},
-		Binding{Exchange: "e", Queue: "q", Key: "k", Weight: 3}, Binding{Exchange: "e", Queue: "q", Key: "k", Headers: map[string]any{"a": 1}}} {
+		Binding{Exchange: "e", Queue: "q", Key: "k", Weight: 3},
+		Binding{Exchange: "e", Queue: "q", Key: "k", Headers: map[string]any{"a": 1}}} {
 		next, removed, err := top.remove([]Declaration{absent})
 		require.NoError(t, err)
 		require.Same(t, top, next)
@@ -296,7 +297,8 @@ func manyTopics(t testing.TB, n int) *topology {
 }
 
 func TestTopologyRoundTrip(t *testing.T) {
-	top := declared(t, Queue{Name: "q", Priorities: 3}, Queue{Name: "gone"}, Queue{Name: "a"}, Exchange{Name: "t", Kind: Topic, Alternate: "h"},
+	top := declared(t, Queue{Name: "q", Priorities: 3}, Queue{Name: "gone"}, Queue{Name: "a"},
+		Exchange{Name: "t", Kind: Topic, Alternate: "h"},
 		Exchange{Name: "h", Kind: HeadersMatch}, Exchange{Name: "c", Kind: ConsistentHash},
 		Binding{Exchange: "t", Queue: "q", Key: "a.#"}, Binding{Exchange: "t", Destination: "c", Key: "b.*"},
 		Binding{Exchange: "h", Queue: "a", Headers: map[string]any{"k": 1, "n": nil}}, Binding{Exchange: "c", Queue: "a", Weight: 9})
@@ -584,12 +586,16 @@ func drawModelBinding(t *rapid.T) Binding {
 		b.Destination = rapid.SampledFrom(modelExchanges).Draw(t, "destination").Name
 	}
 	if ex.Kind == HeadersMatch {
-		b.Headers = rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]any{nil, int64(1), "1"}), 0, 2).Draw(t, "headers")
+		b.Headers = drawModelHeaders(t, nil, int64(1), "1")
 		if rapid.Bool().Draw(t, "any") {
 			b.Headers["x-match"] = "any"
 		}
 	}
 	return b
+}
+
+func drawModelHeaders(t *rapid.T, values ...any) map[string]any {
+	return rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom(values), 0, 2).Draw(t, "headers")
 }
 
 func drawModelKey(t *rapid.T, words ...string) string {
@@ -666,7 +672,7 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 			"route": func(t *rapid.T) {
 				name := rapid.SampledFrom(modelExchanges).Draw(t, "exchange").Name
 				key := drawModelKey(t, "a", "b", "c")
-				headers := rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]any{int64(1), "1"}), 0, 2).Draw(t, "headers")
+				headers := drawModelHeaders(t, int64(1), "1")
 				ids, err := top.route(name, key, headers, nil)
 				if m.exchange(name) == nil {
 					require.ErrorIs(t, err, ErrNoExchange)
@@ -706,4 +712,16 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 			},
 		})
 	})
+}
+
+func BenchmarkDecodeTopology(b *testing.B) {
+	encoded := declaredTopics(b, MaxBindings).appendTo(nil)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(encoded)))
+	for b.Loop() {
+		r := wire.NewReader(encoded)
+		if _, err := decodeTopology(&r, topologyLimits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
