@@ -173,3 +173,21 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	_, _, err = top.declare([]Declaration{Exchange{Name: "e"}})
 	require.EqualError(t, err, `exchange "e" exists with other settings: Kind is topic, declared direct, Alternate is "f", declared ""`)
 }
+
+func TestDeclarationsMalformed(t *testing.T) {
+	good := appendDeclarations(nil, []Declaration{Queue{Name: "q"}})
+	head := good[:5] // version, count, kind, name
+	rows := map[string][]byte{
+		"another version":        append([]byte{2}, good[1:]...),
+		"an unknown kind":        {1, 1, 4, 0, 0},
+		"a count past the end":   {1, 200, 1, kindExchange, 0, 0, 0},
+		"priorities of 33 bits":  append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
+		"headers do not decode":  {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
+		"discard is not a truth": append(append([]byte{}, good[:len(good)-1]...), 2),
+	}
+	for name, b := range rows {
+		r := wire.NewReader(append(b, make([]byte, 16)...))
+		require.Nil(t, decodeDeclarations(&r), name)
+		require.ErrorIs(t, r.Err(), wire.ErrMalformed, name)
+	}
+}

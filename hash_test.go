@@ -166,3 +166,22 @@ func TestNegLog2IsProportionalNearZero(t *testing.T) {
 		require.InEpsilon(t, 2.0, float64(negLog2(math.MaxUint64-2*d))/float64(negLog2(math.MaxUint64-d)), 0.005)
 	}
 }
+
+func TestHashTellsAQueueFromAnExchangeOfItsName(t *testing.T) {
+	ds := []Declaration{Exchange{Name: "e", Kind: ConsistentHash}, Exchange{Name: "x", Kind: Fanout}, Queue{Name: "x"},
+		Queue{Name: "behind"},
+		Binding{Exchange: "e", Queue: "x"}, Binding{Exchange: "e", Destination: "x"}, Binding{Exchange: "x", Queue: "behind"}}
+	top, counts := declared(t, ds...), map[string]int{}
+	for i := range 1000 {
+		got := routed(t, top, "e", fmt.Sprint(i), nil)
+		require.Len(t, got, 1)
+		counts[got[0]]++
+	}
+	require.InDelta(t, 500, counts["x"], 80)
+	require.InDelta(t, 500, counts["behind"], 80)
+	top, _, err := top.remove([]Declaration{Binding{Exchange: "e", Destination: "x"}})
+	require.NoError(t, err)
+	for i := range 100 {
+		require.Equal(t, []string{"x"}, routed(t, top, "e", fmt.Sprint(i), nil))
+	}
+}
