@@ -80,58 +80,61 @@ func withoutElement[E cmp.Ordered](sorted []E, e E) []E {
 	return slices.Delete(slices.Clone(sorted), i, i+1)
 }
 
-// with returns the exchange with b, which it does not have, among its bindings.
-func (ex *exchange) with(b *binding) *exchange {
+// clone returns a copy for add and remove to change.
+func (ex *exchange) clone() *exchange {
 	next := *ex
 	next.bindings = ex.bindings.Clone()
-	next.bindings.ReplaceOrInsert(b)
-	switch ex.Kind {
-	case Direct:
+	if ex.direct != nil {
 		next.direct = ex.direct.Clone()
-		entry, _ := ex.direct.Get(named[*targets]{name: b.Key})
-		next.direct.ReplaceOrInsert(named[*targets]{b.Key, entry.value.with(b)})
-	case Topic:
-		next.topic = ex.topic.with(b.Key, b)
-	case Fanout:
-		next.fanout = ex.fanout.with(b)
-	case ConsistentHash:
-		next.hash = ex.hash.set(next.share(b))
-	case HeadersMatch:
-		next.headers = ex.headers.with(b)
 	}
 	return &next
 }
 
-// without returns the exchange without b, which it has.
-func (ex *exchange) without(b *binding) *exchange {
-	next := *ex
-	next.bindings = ex.bindings.Clone()
-	next.bindings.Delete(b)
+// add makes b, which ex does not have, a binding of ex. Only for an exchange that is not
+// reachable yet.
+func (ex *exchange) add(b *binding) {
+	ex.bindings.ReplaceOrInsert(b)
 	switch ex.Kind {
 	case Direct:
-		next.direct = ex.direct.Clone()
+		entry, _ := ex.direct.Get(named[*targets]{name: b.Key})
+		ex.direct.ReplaceOrInsert(named[*targets]{b.Key, entry.value.with(b)})
+	case Topic:
+		ex.topic = ex.topic.with(b.Key, b)
+	case Fanout:
+		ex.fanout = ex.fanout.with(b)
+	case ConsistentHash:
+		ex.hash = ex.hash.set(ex.share(b))
+	case HeadersMatch:
+		ex.headers = ex.headers.with(b)
+	}
+}
+
+// remove undoes add; ex has b.
+func (ex *exchange) remove(b *binding) {
+	ex.bindings.Delete(b)
+	switch ex.Kind {
+	case Direct:
 		entry, _ := ex.direct.Get(named[*targets]{name: b.Key})
 		if left := entry.value.without(b); left != nil {
-			next.direct.ReplaceOrInsert(named[*targets]{b.Key, left})
+			ex.direct.ReplaceOrInsert(named[*targets]{b.Key, left})
 		} else {
-			next.direct.Delete(named[*targets]{name: b.Key})
+			ex.direct.Delete(named[*targets]{name: b.Key})
 		}
 	case Topic:
-		next.topic = ex.topic.without(b.Key, b)
+		ex.topic = ex.topic.without(b.Key, b)
 	case Fanout:
-		if !next.leadsTo(b) { // bindings that differ in their keys lead to one target
-			next.fanout = ex.fanout.without(b)
+		if !ex.leadsTo(b) { // bindings that differ in their keys lead to one target
+			ex.fanout = ex.fanout.without(b)
 		}
 	case ConsistentHash:
-		if t := next.share(b); next.leadsTo(b) {
-			next.hash = ex.hash.set(t)
+		if t := ex.share(b); ex.leadsTo(b) {
+			ex.hash = ex.hash.set(t)
 		} else {
-			next.hash = ex.hash.remove(t)
+			ex.hash = ex.hash.remove(t)
 		}
 	case HeadersMatch:
-		next.headers = ex.headers.without(b)
+		ex.headers = ex.headers.without(b)
 	}
-	return &next
 }
 
 // leadsTo reports whether any binding has the target of b.

@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -34,7 +35,8 @@ func routeCases(tb testing.TB, bindings int) []routeCase {
 	}
 	for i := range 8 {
 		q := fmt.Sprint("q", i)
-		add(Binding{Exchange: "fanout", Queue: q}, Binding{Exchange: "source", Destination: "fanout"}, Binding{Exchange: "source", Queue: q},
+		add(Binding{Exchange: "fanout", Queue: q}, Binding{Exchange: "source", Destination: "fanout"},
+			Binding{Exchange: "source", Queue: q},
 			Binding{Exchange: "deep", Queue: q, Key: "#.#.#"}, Binding{Exchange: "deep", Queue: q, Key: "#.x.#.y.#"},
 			Binding{Exchange: "headers", Queue: q, Headers: map[string]any{"region": "eu", "tier": i}})
 	}
@@ -57,8 +59,8 @@ func routeCases(tb testing.TB, bindings int) []routeCase {
 	}
 }
 
-const longKey = "a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a." +
-	"a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.x"
+// longKey has 128 words, as many as fit with a letter each.
+var longKey = strings.Repeat("a.", 127) + "x"
 
 // declaredTopics is manyTopics in one call.
 func declaredTopics(tb testing.TB, n int) *topology {
@@ -87,7 +89,8 @@ func TestRouteDoesNotAllocate(t *testing.T) {
 
 func TestRouteKeepsWhatDstHolds(t *testing.T) {
 	top := declared(t, Exchange{Name: "e", Kind: Topic}, Queue{Name: "a"}, Queue{Name: "b"},
-		Binding{Exchange: "e", Queue: "b", Key: "#"}, Binding{Exchange: "e", Queue: "a", Key: "*"}, Binding{Exchange: "e", Queue: "b", Key: "x"})
+		Binding{Exchange: "e", Queue: "b", Key: "#"}, Binding{Exchange: "e", Queue: "a", Key: "*"},
+		Binding{Exchange: "e", Queue: "b", Key: "x"})
 	got, err := top.route("e", "x", nil, []queueID{9, 3, 3})
 	require.NoError(t, err)
 	require.Equal(t, []queueID{9, 3, 3, 2, 3}, got)

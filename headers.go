@@ -16,10 +16,10 @@ import (
 // This file holds what headers are made of: the closed set of value types, their encoding,
 // and the comparison that a HeadersMatch exchange makes.
 
-// validateHeaders checks the headers of a message: at most MaxHeaders, MaxHeaderBytes encoded,
-// names of 1 to MaxNameBytes bytes as any name, and values of these types: string, bool,
-// every integer type but uintptr, float32, float64, time.Time and []byte. The error names field and
-// header, and is the same whenever the headers are.
+// validateHeaders checks the headers of a message: at most MaxHeaders, MaxHeaderBytes
+// encoded, names of 1 to MaxNameBytes bytes as any name, and values of these types: string,
+// bool, every integer type but uintptr, float32, float64, time.Time and []byte. The error
+// names field and header, and is the same whenever the headers are.
 func validateHeaders(field string, h map[string]any) error {
 	if err := validateHeaderSet(field, h, false); err != nil {
 		return err
@@ -244,9 +244,9 @@ func appendHeaders(dst []byte, h map[string]any) []byte {
 	return dst
 }
 
-// decodeHeaders returns the headers that appendHeaders wrote as the whole of b, with copies of what b holds. The
-// result is nil if there are none. It refuses, with wire.ErrMalformed, all that
-// appendHeaders does not write for valid headers or criteria.
+// decodeHeaders returns the headers that appendHeaders wrote as the whole of b, with copies
+// of what b holds. The result is nil if there are none. What decodes is within the limits of
+// headers, or of criteria if a value is nil; all else is wire.ErrMalformed.
 func decodeHeaders(b []byte) (map[string]any, error) {
 	if len(b) == 0 {
 		return nil, nil

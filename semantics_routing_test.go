@@ -263,7 +263,8 @@ func TestSemanticsAlternate(t *testing.T) {
 		Exchange{Name: "g", Alternate: "e"}, Exchange{Name: "dangling", Alternate: "nowhere"},
 		Exchange{Name: "self", Alternate: "self"}, Exchange{Name: "loop1", Alternate: "loop2"}, Exchange{Name: "loop2", Alternate: "loop1"},
 		Queue{Name: "qe"}, Queue{Name: "qf"}, Queue{Name: "qg"},
-		Binding{Exchange: "e", Queue: "qe", Key: "1"}, Binding{Exchange: "f", Queue: "qf", Key: "2.#"}, Binding{Exchange: "g", Queue: "qg", Key: "3"})
+		Binding{Exchange: "e", Queue: "qe", Key: "1"}, Binding{Exchange: "f", Queue: "qf", Key: "2.#"},
+		Binding{Exchange: "g", Queue: "qg", Key: "3"})
 	rows := []struct {
 		name, exchange, key string
 		want                []string

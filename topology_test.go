@@ -37,7 +37,7 @@ func checkTopology(t require.TestingT, top *topology) {
 				_, ok := top.exchangeNamed(b.Destination)
 				require.True(t, ok, "binding to no exchange")
 			}
-			rebuilt = rebuilt.with(b)
+			rebuilt.add(b)
 			return true
 		})
 		require.Equal(t, dumpExchange(rebuilt), dumpExchange(ex), "exchange %q matches by something else than its bindings", ex.Name)
@@ -196,7 +196,8 @@ func TestRemove(t *testing.T) {
 
 	for _, absent := range []Declaration{Queue{Name: "x"}, Exchange{Name: "x"}, Binding{Exchange: "x", Queue: "q"},
 		Binding{Exchange: "e", Queue: "x", Key: "k"}, Binding{Exchange: "e", Queue: "q", Key: "K"},
-		Binding{Exchange: "e", Queue: "q", Key: "k", Weight: 3}, Binding{Exchange: "e", Queue: "q", Key: "k", Headers: map[string]any{"a": 1}}} {
+		Binding{Exchange: "e", Queue: "q", Key: "k", Weight: 3},
+		Binding{Exchange: "e", Queue: "q", Key: "k", Headers: map[string]any{"a": 1}}} {
 		next, removed, err := top.remove([]Declaration{absent})
 		require.NoError(t, err)
 		require.Same(t, top, next)
@@ -296,7 +297,8 @@ func manyTopics(t testing.TB, n int) *topology {
 }
 
 func TestTopologyRoundTrip(t *testing.T) {
-	top := declared(t, Queue{Name: "q", Priorities: 3}, Queue{Name: "gone"}, Queue{Name: "a"}, Exchange{Name: "t", Kind: Topic, Alternate: "h"},
+	top := declared(t, Queue{Name: "q", Priorities: 3}, Queue{Name: "gone"}, Queue{Name: "a"},
+		Exchange{Name: "t", Kind: Topic, Alternate: "h"},
 		Exchange{Name: "h", Kind: HeadersMatch}, Exchange{Name: "c", Kind: ConsistentHash},
 		Binding{Exchange: "t", Queue: "q", Key: "a.#"}, Binding{Exchange: "t", Destination: "c", Key: "b.*"},
 		Binding{Exchange: "h", Queue: "a", Headers: map[string]any{"k": 1, "n": nil}}, Binding{Exchange: "c", Queue: "a", Weight: 9})
@@ -317,6 +319,79 @@ func TestTopologyRoundTrip(t *testing.T) {
 		_, err := decodeTopology(&r, topologyLimits{})
 		require.ErrorIs(t, err, wire.ErrMalformed)
 	}
+}
+
+func TestDecodeTopologyRefuses(t *testing.T) {
+	park, _ := newTopology(topologyLimits{}).queue(ParkingQueue)
+	q := func(id queueID, name string) queueDef { return queueDef{id, Queue{Name: name}.withDefaults()} }
+	e, f := Exchange{Name: "e"}, Exchange{Name: "f", Kind: ConsistentHash}
+	a, b := Binding{Exchange: "e", Queue: "a", Key: "1"}, Binding{Exchange: "e", Queue: "a", Key: "2"}
+	rows := []struct {
+		name      string
+		next      queueID
+		exchanges []Exchange
+		queues    []queueDef
+		bindings  []Binding
+		good      bool
+	}{
+		{"all in order", 9, []Exchange{e, f}, []queueDef{q(3, "a"), q(2, "b"), park}, []Binding{a, b}, true},
+		{"exchanges out of order", 9, []Exchange{f, e}, []queueDef{park}, nil, false},
+		{"an exchange twice", 9, []Exchange{e, e}, []queueDef{park}, nil, false},
+		{"the default exchange", 9, []Exchange{{}}, []queueDef{park}, nil, false},
+		{"no parking queue", 9, nil, []queueDef{q(2, "a")}, nil, false},
+		{"the parking queue with another id", 9, nil, []queueDef{{2, park.Queue}}, nil, false},
+		{"the parking queue with other settings", 9, nil, []queueDef{q(1, ParkingQueue)}, nil, false},
+		{"queues out of order", 9, nil, []queueDef{park, q(2, "a")}, nil, false},
+		{"a queue twice", 9, nil, []queueDef{q(2, "a"), q(3, "a"), park}, nil, false},
+		{"an id twice", 9, nil, []queueDef{q(2, "a"), q(2, "b"), park}, nil, false},
+		{"the parking queue's id", 9, nil, []queueDef{q(1, "a"), park}, nil, false},
+		{"an id not yet given", 2, nil, []queueDef{q(2, "a"), park}, nil, false},
+		{"id none", 9, nil, []queueDef{q(0, "a"), park}, nil, false},
+		{"a next id that the parking queue has", 1, nil, []queueDef{park}, nil, false},
+		{"a queue without its defaults", 9, nil, []queueDef{{2, Queue{Name: "a"}}, park}, nil, false},
+		{"a reserved name", 9, nil, []queueDef{q(2, "bourse.a"), park}, nil, false},
+		{"bindings out of order", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{b, a}, false},
+		{"a binding twice", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{a, a}, false},
+		{"a binding to nothing", 9, []Exchange{e}, []queueDef{park}, []Binding{a}, false},
+		{"a binding of nothing", 9, nil, []queueDef{q(2, "a"), park}, []Binding{a}, false},
+		{"a binding without its default", 9, []Exchange{f}, []queueDef{q(2, "a"), park}, []Binding{{Exchange: "f", Queue: "a"}}, false},
+		{"a binding of the wrong kind", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{{Exchange: "e", Queue: "a", Weight: 1}}, false},
+	}
+	for _, row := range rows {
+		out := wire.AppendUvarint([]byte{topologyVersion}, uint64(row.next))
+		out = wire.AppendUvarint(out, uint64(len(row.exchanges)))
+		for _, d := range row.exchanges {
+			out = d.appendTo(out)
+		}
+		out = wire.AppendUvarint(out, uint64(len(row.queues)))
+		for _, q := range row.queues {
+			out = q.Queue.appendTo(wire.AppendUvarint(out, uint64(q.id)))
+		}
+		out = wire.AppendUvarint(out, uint64(len(row.bindings)))
+		for _, d := range row.bindings {
+			out = d.appendTo(out)
+		}
+		r := wire.NewReader(out)
+		top, err := decodeTopology(&r, topologyLimits{})
+		if row.good {
+			require.NoError(t, err, row.name)
+			require.Equal(t, out, top.appendTo(nil))
+			continue
+		}
+		require.ErrorIs(t, err, wire.ErrMalformed, row.name)
+		require.Nil(t, top)
+	}
+}
+
+func TestFanoutTargetStaysWhileOneBindingLeadsThere(t *testing.T) {
+	top := declared(t, Exchange{Name: "e", Kind: Fanout}, Queue{Name: "q"},
+		Binding{Exchange: "e", Queue: "q", Key: "1"}, Binding{Exchange: "e", Queue: "q", Key: "2"})
+	top, _, err := top.remove([]Declaration{Binding{Exchange: "e", Queue: "q", Key: "1"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"q"}, routed(t, top, "e", "", nil))
+	top, _, err = top.remove([]Declaration{Binding{Exchange: "e", Queue: "q", Key: "2"}})
+	require.NoError(t, err)
+	require.Empty(t, routed(t, top, "e", "", nil))
 }
 
 // FuzzTopology decodes arbitrary bytes: an error or a topology that keeps its invariants.
@@ -511,12 +586,16 @@ func drawModelBinding(t *rapid.T) Binding {
 		b.Destination = rapid.SampledFrom(modelExchanges).Draw(t, "destination").Name
 	}
 	if ex.Kind == HeadersMatch {
-		b.Headers = rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]any{nil, int64(1), "1"}), 0, 2).Draw(t, "headers")
+		b.Headers = drawModelHeaders(t, nil, int64(1), "1")
 		if rapid.Bool().Draw(t, "any") {
 			b.Headers["x-match"] = "any"
 		}
 	}
 	return b
+}
+
+func drawModelHeaders(t *rapid.T, values ...any) map[string]any {
+	return rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom(values), 0, 2).Draw(t, "headers")
 }
 
 func drawModelKey(t *rapid.T, words ...string) string {
@@ -593,7 +672,7 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 			"route": func(t *rapid.T) {
 				name := rapid.SampledFrom(modelExchanges).Draw(t, "exchange").Name
 				key := drawModelKey(t, "a", "b", "c")
-				headers := rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]any{int64(1), "1"}), 0, 2).Draw(t, "headers")
+				headers := drawModelHeaders(t, int64(1), "1")
 				ids, err := top.route(name, key, headers, nil)
 				if m.exchange(name) == nil {
 					require.ErrorIs(t, err, ErrNoExchange)
@@ -628,8 +707,21 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 				if len(past) > 0 {
 					p := past[len(past)/2]
 					require.Equal(t, p.bytes, p.top.appendTo(nil), "an old topology changed")
+					checkTopology(t, p.top)
 				}
 			},
 		})
 	})
+}
+
+func BenchmarkDecodeTopology(b *testing.B) {
+	encoded := declaredTopics(b, MaxBindings).appendTo(nil)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(encoded)))
+	for b.Loop() {
+		r := wire.NewReader(encoded)
+		if _, err := decodeTopology(&r, topologyLimits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
