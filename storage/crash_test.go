@@ -43,7 +43,8 @@ func (s *source) Intn(n int) int {
 type image struct {
 	fs     *MemFS
 	ops    []op // at most these
-	synced int  // at least so many of them
+	synced int  // at least so many of them, whatever else happens
+	found  int  // at least so many by the next recovery
 	what   string
 }
 
@@ -68,12 +69,16 @@ func atEveryCall(fs *MemFS, what string, rng *source, pick func() bool, view fun
 				continue
 			}
 			_, synced, reported := view() // before the crash: these must be in it
-			if mode == CrashKept {
-				synced = reported
+			found := synced
+			switch mode {
+			case CrashKept:
+				synced, found = reported, reported
+			case CrashKilled:
+				found = reported
 			}
 			clone := fs.Crash(mode, rng.Intn)
 			ops, _, _ := view() // after the crash: no more than these can be in it
-			fn(image{clone, ops, synced, fmt.Sprintf("%s, call %d (%s %s) %s", what, n, op, name, mode)})
+			fn(image{clone, ops, synced, found, fmt.Sprintf("%s, call %d (%s %s) %s", what, n, op, name, mode)})
 		}
 		return nil
 	}
@@ -94,7 +99,7 @@ func recoverImage(im image, rng *source, nested func() bool, n *crashCounts) err
 	if nested != nil {
 		view := func() ([]op, int, int) {
 			ops, synced, reported := a.view()
-			return ops, max(synced, im.synced), max(reported, im.synced)
+			return ops, max(synced, im.synced), max(reported, im.found)
 		}
 		var calls atomic.Int64
 		fault.Rule = atEveryCall(im.fs, im.what, rng, nested, view, &calls, func(again image) {
@@ -107,9 +112,9 @@ func recoverImage(im image, rng *source, nested func() bool, n *crashCounts) err
 	if err := a.open("d", crashOptions(fault), im.ops); err != nil {
 		return fmt.Errorf("%s: %w", im.what, err)
 	}
-	if int(a.last) < im.synced {
+	if int(a.last) < im.found {
 		a.log.Close()
-		return fmt.Errorf("%s: %d records recovered, %d were synced", im.what, a.last, im.synced)
+		return fmt.Errorf("%s: %d records recovered, not %d", im.what, a.last, im.found)
 	}
 	// What follows must replace what was cut off, for good.
 	for range 3 {

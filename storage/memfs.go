@@ -477,13 +477,14 @@ const (
 	CrashKept                    // all of it is there, as after a killed process
 	CrashRandom                  // each sector of 512 bytes, size and name by itself
 	CrashTorn                    // all is there but the last write to each file, of which a part is
+	CrashKilled                  // no power cut: the process died, and what was not synced still is not
 )
 
 // CrashModes are all of them.
-var CrashModes = []CrashMode{CrashLost, CrashKept, CrashRandom, CrashTorn}
+var CrashModes = []CrashMode{CrashLost, CrashKept, CrashRandom, CrashTorn, CrashKilled}
 
 func (c CrashMode) String() string {
-	return [...]string{"lost", "kept", "random", "torn"}[c]
+	return [...]string{"lost", "kept", "random", "torn", "killed"}[c]
 }
 
 // Crash returns the file system as it might be found after a power cut at this
@@ -499,6 +500,10 @@ func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
 	clones := map[*memNode]*memNode{}
 	for _, dir := range sortedKeys(m.dirs) {
 		d := m.dirs[dir]
+		if mode == CrashKilled {
+			out.dirs[dir] = d.clone(clones)
+			continue
+		}
 		names := map[string]*memNode{}
 		for n, node := range d.durable {
 			names[n] = node
@@ -520,7 +525,36 @@ func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
 		}
 		out.dirs[dir] = e
 	}
+	if mode == CrashKilled {
+		out.used.Store(m.used.Load())
+	}
 	return out
+}
+
+// clone copies d as it is. clones maps the nodes of d to those of the copy.
+func (d *memDir) clone(clones map[*memNode]*memNode) *memDir {
+	node := func(n *memNode) *memNode {
+		if n == nil {
+			return nil
+		}
+		if clones[n] == nil {
+			n.mu.RLock()
+			clones[n] = &memNode{now: n.now.clone(), durable: n.durable.clone(), pending: slices.Clone(n.pending)}
+			n.mu.RUnlock()
+		}
+		return clones[n]
+	}
+	e := &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+	for name, n := range d.names {
+		e.names[name] = node(n)
+	}
+	for name, n := range d.durable {
+		e.durable[name] = node(n)
+	}
+	for _, op := range d.pending {
+		e.pending = append(e.pending, nameOp{op.name, op.old, node(op.node)})
+	}
+	return e
 }
 
 func sortedKeys[V any](m map[string]V) []string {
