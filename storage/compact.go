@@ -172,7 +172,7 @@ func (l *Log) hurry() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.spares) == 0
+	return len(l.spares) < 2
 }
 
 // prepareReserve makes the reserve file if it is missing and there is space. It

@@ -49,7 +49,7 @@ type image struct {
 }
 
 func crashOptions(fs FS) Options {
-	return Options{FS: fs, SegmentBytes: testSegment, CacheBytes: -1, Spare: 1}
+	return Options{FS: fs, SegmentBytes: testSegment, CacheBytes: -1}
 }
 
 // atEveryCall returns a rule that hands fn the crashes of fs before every call that

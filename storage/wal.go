@@ -37,7 +37,8 @@ type Options struct {
 	// CacheBytes is the memory for recent records, read back without the disk. Default
 	// 32 MiB; negative: as little as possible.
 	CacheBytes int
-	// Spare is the number of segments kept prepared for use, at least 1. Default 2.
+	// Spare is the number of segments kept prepared for use, at least 2, the default. The
+	// last one is the reserve for when the disk is full.
 	Spare int
 	// Logger is told what an operator should know. Default: nobody is.
 	Logger *slog.Logger
@@ -231,7 +232,7 @@ func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
 			}
 			return l.newChunkLocked(size), nil
 		}
-		if len(l.spares) > 0 {
+		if n := len(l.spares); n > 1 || n == 1 && !sync { // the last one is the reserve
 			if err := l.rotateLocked(size); err != nil {
 				return nil, err
 			}
