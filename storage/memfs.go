@@ -475,7 +475,7 @@ type CrashMode int
 const (
 	CrashLost   CrashMode = iota // all of it is lost
 	CrashKept                    // all of it is there, as after a killed process
-	CrashRandom                  // each sector of 512 bytes, size and name by itself
+	CrashRandom                  // each sector of 512 bytes, size and name as at some time since
 	CrashTorn                    // all is there but the last write to each file, of which a part is
 	CrashKilled                  // no power cut: the process died, and what was not synced still is not
 )
@@ -566,10 +566,28 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
+// sectors cuts a write along the sectors of the file.
+func (op contentOp) sectors(fn func(sector int64, data []byte, offset int64)) {
+	for at := 0; at < len(op.data); {
+		offset := op.offset + int64(at)
+		k := min(sectorBytes-int(offset%sectorBytes), len(op.data)-at)
+		fn(offset/sectorBytes, op.data[at:at+k], offset)
+		at += k
+	}
+}
+
 func (n *memNode) crash(mode CrashMode, choose func(n int) int) *memNode {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	c := n.durable.clone()
+	// A sector on disk is as it was in memory at one time: with the first so many of the
+	// writes to it. The writes are counted first, then cut off at a number per sector.
+	writes, keep := map[int64]int{}, map[int64]int{}
+	if mode == CrashRandom {
+		for _, op := range n.pending {
+			op.sectors(func(sector int64, _ []byte, _ int64) { writes[sector]++ })
+		}
+	}
 	for i, op := range n.pending {
 		switch {
 		case mode == CrashLost:
@@ -580,14 +598,14 @@ func (n *memNode) crash(mode CrashMode, choose func(n int) int) *memNode {
 				c.resize(op.size)
 			}
 		case mode == CrashRandom:
-			for at := 0; at < len(op.data); {
-				// Sectors lie in the file, not in the write.
-				k := min(sectorBytes-int((op.offset+int64(at))%sectorBytes), len(op.data)-at)
-				if choose(2) == 0 {
-					c.writeAt(op.data[at:at+k], op.offset+int64(at))
+			op.sectors(func(sector int64, data []byte, offset int64) {
+				if _, ok := keep[sector]; !ok {
+					keep[sector] = choose(writes[sector] + 1)
 				}
-				at += k
-			}
+				if keep[sector]--; keep[sector] >= 0 {
+					c.writeAt(data, offset)
+				}
+			})
 		default:
 			c.apply(op)
 		}

@@ -372,7 +372,8 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 	}
 	l.chain = nil
 	l.running = true
-	l.wg.Add(3)
+	l.wg.Add(2)
+	l.prep.Add(1)
 	go l.write()
 	go l.report()
 	go l.prepare()
