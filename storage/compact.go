@@ -39,7 +39,7 @@ func (l *Log) wakePreparer() {
 // clock: what fails for want of space is tried again when a segment is freed, or when
 // an Append is refused.
 func (l *Log) prepare() {
-	defer l.wg.Done()
+	defer l.prep.Done()
 	for {
 		select {
 		case <-l.quit:
@@ -172,7 +172,7 @@ func (l *Log) hurry() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.spares) == 0
+	return len(l.spares) < 2
 }
 
 // prepareReserve makes the reserve file if it is missing and there is space. It

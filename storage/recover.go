@@ -76,10 +76,7 @@ func Open(dir string, opts Options) (*Log, error) {
 	if opts.CacheBytes == 0 {
 		opts.CacheBytes = 32 << 20
 	}
-	opts.Spare = max(opts.Spare, 0)
-	if opts.Spare == 0 {
-		opts.Spare = 2
-	}
+	opts.Spare = max(opts.Spare, 2)
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -375,7 +372,8 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 	}
 	l.chain = nil
 	l.running = true
-	l.wg.Add(3)
+	l.wg.Add(2)
+	l.prep.Add(1)
 	go l.write()
 	go l.report()
 	go l.prepare()
@@ -577,6 +575,21 @@ func (l *Log) goOn(t tail) error {
 		}
 		s, first, hasHeader = next, next.first, false
 	}
+	// Without a spare, whether there is space has to be known before anything is let in:
+	// else each start on a full disk would use up a little more.
+	if len(l.spares) == 0 {
+		l.number++
+		spare, err := l.createSegment(l.number, int64(l.opts.SegmentBytes), false)
+		switch {
+		case err == nil:
+			l.spares = append(l.spares, spare)
+		case isFull(err):
+			l.full = fmt.Errorf("%w: %w", ErrDiskFull, err)
+			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
+		default:
+			return err
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seq, l.synced = first-1, first-1
@@ -597,8 +610,7 @@ func (l *Log) goOn(t tail) error {
 func (l *Log) cut(t tail) (*segment, error) {
 	s := t.segment
 	size := max(s.size, int64(l.opts.SegmentBytes))
-	const block = 4096
-	if end := (int64(t.offset) + headerBytes + endBytes + block - 1) &^ (block - 1); s.size > end {
+	if end := int64(t.offset) + headerBytes + endBytes; s.size > end {
 		if err := s.file.Truncate(end); err != nil { // first, since it makes space
 			return nil, err
 		}
