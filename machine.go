@@ -290,7 +290,7 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	out = q.expire(out)
 	holder := q.roster.find(c.consumer)
 	if holder == nil {
-		return Answer{Code: answerStale}, out
+		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
 	}
 	if q.ready.n == 0 {
 		m.arm(q)
