@@ -205,6 +205,9 @@ func (m *machine) wake(out []effect) []effect {
 
 // tick looks at every queue whose timer has come.
 func (m *machine) tick(out []effect) []effect {
+	if m.woken <= m.now {
+		m.woken = 0 // that wake has rung: what stepLimit leaves due needs another, for the same time
+	}
 	var due []timer
 	m.timers.Ascend(func(t timer) bool {
 		if t.at <= m.now {
