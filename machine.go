@@ -221,6 +221,9 @@ func (m *machine) wake(out []effect) []effect {
 
 // tick looks at every queue whose timer has come.
 func (m *machine) tick(out []effect) []effect {
+	if m.woken <= m.now {
+		m.woken = 0 // that wake has rung: what stepLimit leaves due needs another, for the same time
+	}
 	var due []timer
 	m.timers.Ascend(func(t timer) bool {
 		if t.at <= m.now {
@@ -306,7 +309,7 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	out = q.expire(out)
 	holder := q.roster.find(c.consumer)
 	if holder == nil {
-		return Answer{Code: answerStale}, out
+		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
 	}
 	if q.ready.n == 0 {
 		m.arm(q)
