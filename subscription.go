@@ -33,6 +33,7 @@ type Subscription struct {
 	ackedTo  uint64              // highest tag that AckUpTo has settled
 	stale    map[uint64]struct{} // handed tags that were taken back; nil until there is one
 	ended    error               // why nothing comes any more
+	closed   bool                // Close was called
 	signal   chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 	detached chan struct{}       // closed by Close when the queue has taken everything back
 
@@ -332,12 +333,9 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 // Closing again does nothing.
 func (s *Subscription) Close() error {
 	s.mu.Lock()
-	again := errors.Is(s.ended, ErrClosed)
-	gone := s.ended
-	if !again {
-		s.ended = ErrClosed
-		s.buffer, s.first = nil, 0
-	}
+	again, over := s.closed, s.ended
+	s.closed, s.ended = true, ErrClosed
+	s.buffer, s.first = nil, 0
 	s.mu.Unlock()
 	s.wake()
 	if again {
@@ -346,8 +344,8 @@ func (s *Subscription) Close() error {
 	}
 	defer close(s.detached)
 	defer s.b.shard.unregister(s)
-	if gone != nil {
-		return nil // the queue, and with it the consumer, is gone
+	if over != nil {
+		return nil // the queue is gone, or the broker was closed, and the consumer with it
 	}
 	_, err := s.b.call(context.Background(), false, func(dst []byte, at instant) []byte {
 		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
