@@ -40,4 +40,50 @@ func TestSubscriptionCloseAfterBroker(t *testing.T) {
 
 func acks(context.Context, *bourse.Delivery) error { return nil }
 
+// An attach that came into the log behind the detach of Close left a consumer that nobody ended: what it held counted
+// as failed when the broker was opened again.
+func TestSubscribeWhileClosing(t *testing.T) {
+	fs := new(storage.MemFS)
+	synctest.Test(t, func(t *testing.T) {
+		var held chan struct{} // not nil: the next proposal waits for it
+		subscribed := make(chan error, 1)
+		gone := make(chan struct{})
+		e := &hookedEngine{Engine: onFS(t, fs), closing: func() { <-gone }}
+		e.propose = func() {
+			if c := held; c != nil {
+				held = nil
+				<-c
+			}
+		}
+		b, err := bourse.NewBroker(ctx, bourse.Options{Engine: e})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		send(t, b, "q", "a", "b")
+		release := make(chan struct{})
+		held = release
+		go func() {
+			defer close(gone)
+			s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{Prefetch: 1})
+			for err == nil {
+				_, err = s.Next(ctx)
+			}
+			subscribed <- err
+		}()
+		synctest.Wait() // its attach is held
+		closed := make(chan error, 1)
+		go func() { closed <- b.Close() }()
+		synctest.Wait() // Close is as far as it gets
+		close(release)
+		require.NoError(t, <-closed)
+		require.ErrorIs(t, <-subscribed, bourse.ErrClosed)
+		_, err = b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		require.ErrorIs(t, err, bourse.ErrClosed)
+	})
+	b := open(t, bourse.Options{Engine: onFS(t, fs)})
+	q := stats(t, b, "q")
+	require.Equal(t, 2, q.Ready)
+	require.Zero(t, q.Failed)
+	require.Equal(t, q.Delivered, q.Released)
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}
