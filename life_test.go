@@ -86,4 +86,25 @@ func TestSubscribeWhileClosing(t *testing.T) {
 	require.Equal(t, q.Delivered, q.Released)
 }
 
+// One step makes at most 4096 messages due. What it left was not woken for, since the wake had the same time as the
+// one before, and stayed until something else touched the queue.
+func TestManyDueAtOnce(t *testing.T) {
+	const n = 9000
+	clock := newHandClock()
+	b := open(t, bourse.Options{Clock: clock},
+		bourse.Queue{Name: "q", MaxRetries: bourse.NoLimit, AckDeadline: time.Second, Retry: bourse.Backoff{Min: time.Second}})
+	ms := make([]bourse.Message, n)
+	for i := range ms {
+		ms[i].RoutingKey = "q"
+	}
+	require.NoError(t, b.PublishBatch(ctx, ms))
+	consume(t, b, "q", 0)
+	require.Equal(t, n, stats(t, b, "q").Unacked)
+	clock.advance(t, b, time.Second)
+	require.EqualValues(t, n, stats(t, b, "q").TimedOut)
+	require.Equal(t, n, stats(t, b, "q").Delayed)
+	clock.advance(t, b, time.Second)
+	require.Equal(t, n, stats(t, b, "q").Unacked)
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}
