@@ -107,4 +107,33 @@ func TestManyDueAtOnce(t *testing.T) {
 	require.Equal(t, n, stats(t, b, "q").Unacked)
 }
 
+// With an outcome and an ended context at hand the answer was drawn by lot: a batch of which nothing was proposed
+// said half of the time that its outcome was unknown.
+func TestKnownOutcomeWins(t *testing.T) {
+	b := open(t, bourse.Options{}, bourse.Queue{Name: "q"})
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	for range 64 {
+		err := b.PublishBatch(ended, []bourse.Message{{RoutingKey: "q"}, {RoutingKey: "q"}})
+		require.NotErrorIs(t, err, bourse.ErrUnknownOutcome)
+		var batch *bourse.BatchError
+		require.ErrorAs(t, err, &batch)
+		require.Len(t, batch.Errs, 2)
+		require.ErrorIs(t, batch.Errs[1], context.Canceled)
+
+		c := b.PublishAsync(ctx, bourse.Message{RoutingKey: "q"})
+		<-c.Done()
+		require.NoError(t, c.Wait(ended))
+	}
+	require.Equal(t, 64, stats(t, b, "q").Ready)
+	s := consume(t, b, "q", 1)
+	d := next(t, s)
+	for range 64 {
+		err := d.AckSync(ended)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, bourse.ErrUnknownOutcome)
+	}
+	require.NoError(t, d.AckSync(ctx)) // nothing was said before
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}

@@ -71,12 +71,10 @@ func (c *Confirm) Wait(ctx context.Context) error {
 	if done {
 		return err
 	}
-	select {
-	case <-c.Done():
-		return c.Err()
-	case <-ctx.Done():
+	if _, known := await(ctx, c.Done()); !known {
 		return fmt.Errorf("broker: wait for a confirm: %w: %w", ErrUnknownOutcome, ctx.Err())
 	}
+	return c.Err()
 }
 
 // published implements publisher.

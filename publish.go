@@ -126,13 +126,33 @@ func (b *Broker) Publish(ctx context.Context, m Message) error {
 		return err
 	}
 	p.submit()
-	select {
-	case err := <-w.outcome:
-		waitings.Put(w)
-		return err
-	case <-ctx.Done():
+	err, known := await(ctx, w.outcome)
+	if !known {
 		// w is not used again: its outcome is still to come.
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
+	}
+	waitings.Put(w)
+	return err
+}
+
+// await returns what outcome brings, and false if ctx ends before. An outcome that is there counts, even if ctx
+// has ended too: select alone would toss a coin.
+func await[T any](ctx context.Context, outcome <-chan T) (got T, known bool) {
+	select {
+	case got = <-outcome:
+		return got, true
+	default:
+	}
+	select {
+	case got = <-outcome:
+		return got, true
+	case <-ctx.Done():
+	}
+	select {
+	case got = <-outcome:
+		return got, true
+	default:
+		return got, false
 	}
 }
 
@@ -189,9 +209,7 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 		}
 		p.submit()
 	}
-	select {
-	case <-t.outcome:
-	case <-ctx.Done():
+	if _, known := await(ctx, t.outcome); !known {
 		return fmt.Errorf("broker: publish a batch of %d: %w: %w", len(ms), ErrUnknownOutcome, ctx.Err())
 	}
 	if !t.failed.Load() {
