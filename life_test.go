@@ -136,4 +136,39 @@ func TestKnownOutcomeWins(t *testing.T) {
 	require.NoError(t, d.AckSync(ctx)) // nothing was said before
 }
 
+// Two wait, a message comes, and the one that receives the signal leaves since its context has ended: the other slept
+// on beside a full buffer.
+func TestLeavingWakesAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := bourse.NewBroker(ctx, bourse.Options{})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		require.NoError(t, err)
+		got := make(chan error, 2)
+		go func() { _, err := s.Next(&endsAfterWait{Context: ctx}); got <- err }()
+		synctest.Wait() // it stands first in line
+		go func() { _, err := s.Next(ctx); got <- err }()
+		synctest.Wait()
+		send(t, b, "q", "a")
+		require.ErrorIs(t, <-got, context.Canceled)
+		require.NoError(t, <-got)
+		require.NoError(t, b.Close())
+	})
+}
+
+// endsAfterWait is a context that ends in the moment in which its owner is woken by something else.
+type endsAfterWait struct {
+	context.Context
+	asked bool
+}
+
+func (c *endsAfterWait) Err() error {
+	if c.asked {
+		return context.Canceled
+	}
+	c.asked = true
+	return nil
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}
