@@ -87,6 +87,7 @@ type Broker struct {
 	draining chan struct{} // closed when Work must stop
 
 	topology   atomic.Pointer[topology] // stored by the shard, loaded by everybody
+	waitings   sync.Pool                // of *waiting. Not shared by brokers: a channel made in a synctest bubble must stay in it
 	made       atomic.Uint64            // ids made
 	published  atomic.Uint64
 	unroutable atomic.Uint64
@@ -120,6 +121,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 		return nil, fmt.Errorf("broker: open: %w", err)
 	}
 	b.instance = binary.LittleEndian.Uint64(seed[:])
+	b.waitings.New = newWaiting
 	b.mover = newMover(b)
 	b.shard = &shard{b: b, m: newMachine(), subs: make(map[consumerID]*Subscription)}
 	b.topology.Store(b.shard.m.topology)

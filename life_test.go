@@ -171,4 +171,19 @@ func (c *endsAfterWait) Err() error {
 	return nil
 }
 
+// Brokers shared a pool of channels. One that was made in a synctest bubble came out of it elsewhere, which is fatal.
+func TestBubblesShareNothing(t *testing.T) {
+	for range 3 {
+		synctest.Test(t, func(t *testing.T) {
+			b, err := bourse.NewBroker(ctx, bourse.Options{})
+			require.NoError(t, err)
+			require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+			send(t, b, "q", "a", "b", "c")
+			require.NoError(t, b.Close())
+		})
+	}
+	b := open(t, bourse.Options{}, bourse.Queue{Name: "q"})
+	send(t, b, "q", "a")
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}

@@ -110,19 +110,19 @@ type waiting struct {
 
 func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
 
-var waitings = sync.Pool{New: func() any { return &waiting{outcome: make(chan error, 1)} }}
+func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 
 // Publish routes m and returns when every queue that took it holds it durably. An error that matches
 // ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed: it may be stored, so retry
 // with the same Message.ID. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange, an
 // *InvalidError, ErrDiskFull, ErrClosed, ErrStorage or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
-	w := waitings.Get().(*waiting)
+	w := b.waitings.Get().(*waiting)
 	p := &w.pub
 	p.b, p.owner, p.message = b, w, m
 	if err := p.start(ctx); err != nil {
 		p.message = Message{}
-		waitings.Put(w)
+		b.waitings.Put(w)
 		return err
 	}
 	p.submit()
@@ -131,7 +131,7 @@ func (b *Broker) Publish(ctx context.Context, m Message) error {
 		// w is not used again: its outcome is still to come.
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
 	}
-	waitings.Put(w)
+	b.waitings.Put(w)
 	return err
 }
 
