@@ -186,4 +186,24 @@ func TestBubblesShareNothing(t *testing.T) {
 	send(t, b, "q", "a")
 }
 
+// A timestamp that nanoseconds in 64 bits do not hold was accepted, and came back as another.
+func TestTimestampOutOfRange(t *testing.T) {
+	b := open(t, bourse.Options{}, bourse.Queue{Name: "q"})
+	for _, year := range []int{1600, 1678, 1969, 2261, 2262, 3000} {
+		at := time.Date(year, 12, 31, 23, 59, 59, 999, time.UTC)
+		err := b.Publish(ctx, bourse.Message{RoutingKey: "q", Timestamp: at})
+		if year < 1678 || year > 2261 {
+			var invalid *bourse.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.Equal(t, "Message.Timestamp", invalid.Field)
+			continue
+		}
+		require.NoError(t, err)
+		d, err := b.Get(ctx, "q")
+		require.NoError(t, err)
+		require.True(t, at.Equal(d.Timestamp), "%v came back as %v", at, d.Timestamp)
+		require.NoError(t, d.Ack())
+	}
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}

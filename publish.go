@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // publisher waits for the outcome of a publication.
@@ -230,6 +231,9 @@ func (b *Broker) checkMessage(m *Message) error {
 	}
 	if len(m.Body) > b.opts.MaxBodyBytes {
 		return &InvalidError{"Message.Body", fmt.Sprintf("%d bytes, limit %d", len(m.Body), b.opts.MaxBodyBytes)}
+	}
+	if t := m.Timestamp; !t.IsZero() && !time.Unix(0, t.UnixNano()).Equal(t) {
+		return invalid("Message.Timestamp", "is %v, want a time in the years 1678 to 2261", t)
 	}
 	if len(m.Headers) > 0 {
 		if err := validateHeaders("Message.Headers", m.Headers); err != nil {
