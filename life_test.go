@@ -206,4 +206,32 @@ func TestTimestampOutOfRange(t *testing.T) {
 	}
 }
 
+// The context of a handler ended AckDeadline after the handler started, not at the deadline, which runs while the
+// message waits for a handler.
+func TestHandlerEndsAtDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := bourse.NewBroker(ctx, bourse.Options{})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q", AckDeadline: 10 * time.Second}))
+		send(t, b, "q", "first", "second")
+		var waited []time.Duration
+		stop, end := context.WithCancel(ctx)
+		err = b.Work(stop, "q", func(ctx context.Context, d *bourse.Delivery) error {
+			if string(d.Body) == "first" {
+				time.Sleep(4 * time.Second) // virtual: the other waits in the buffer of the subscription
+				return nil
+			}
+			start := time.Now()
+			<-ctx.Done()
+			waited = append(waited, time.Since(start))
+			require.True(t, time.Now().Equal(d.Deadline()))
+			end()
+			return nil
+		}, bourse.WorkOptions{Concurrency: 1, Prefetch: 2})
+		require.NoError(t, err)
+		require.Equal(t, []time.Duration{6 * time.Second}, waited)
+		require.NoError(t, b.Close())
+	})
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}
