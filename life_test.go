@@ -234,4 +234,31 @@ func TestHandlerEndsAtDeadline(t *testing.T) {
 	})
 }
 
+// A publish that gave up waiting for room left those behind it waiting that would have fitted.
+func TestGivingUpLetsOthersIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := newHeldFS()
+		b, err := bourse.NewBroker(ctx, bourse.Options{Engine: onFS(t, fs), MaxPendingBytes: 100})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		fs.hold(true)
+		first := b.PublishAsync(ctx, bourse.Message{RoutingKey: "q", Body: make([]byte, 60)})
+		giving, up := context.WithCancel(ctx)
+		confirms := make(chan *bourse.Confirm, 2)
+		go func() { confirms <- b.PublishAsync(giving, bourse.Message{RoutingKey: "q", Body: make([]byte, 60)}) }()
+		synctest.Wait()
+		go func() { confirms <- b.PublishAsync(ctx, bourse.Message{RoutingKey: "q", Body: make([]byte, 40)}) }()
+		synctest.Wait()
+		require.Empty(t, confirms, "both wait")
+		up()
+		synctest.Wait()
+		require.Len(t, confirms, 2, "one gave up, and the other fits")
+		require.ErrorIs(t, (<-confirms).Err(), context.Canceled)
+		fs.hold(false)
+		require.NoError(t, (<-confirms).Wait(ctx))
+		require.NoError(t, first.Wait(ctx))
+		require.NoError(t, b.Close())
+	})
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}

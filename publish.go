@@ -290,6 +290,7 @@ func (g *gate) acquire(ctx context.Context, n int64) error {
 	for i := range g.line {
 		if g.line[i] == w {
 			g.line = append(g.line[:i], g.line[i+1:]...)
+			g.letLocked() // a smaller one may have stood behind it
 			return ctx.Err()
 		}
 	}
@@ -310,6 +311,11 @@ func (g *gate) release(n int64) {
 func (g *gate) releaseLocked(n int64) {
 	g.count--
 	g.bytes -= n
+	g.letLocked()
+}
+
+// letLocked lets in who stands first in line, as long as they fit.
+func (g *gate) letLocked() {
 	for len(g.line) > 0 && g.fits(g.line[0].bytes) {
 		w := g.line[0]
 		g.line = g.line[1:]
