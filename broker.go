@@ -337,7 +337,6 @@ func (b *Broker) attachStarts() bool {
 // Close closes the broker now. Publishes that were accepted are finished first; what consumers hold goes back
 // without a failure, and their subscriptions end with ErrClosed. Closing again returns what the first Close did.
 func (b *Broker) Close() error {
-	b.drain()
 	b.mu.Lock()
 	if closed := b.closed; closed != nil {
 		b.mu.Unlock()
@@ -348,6 +347,7 @@ func (b *Broker) Close() error {
 	b.closing.Store(true)
 	b.mu.Unlock()
 
+	b.drain() // after closing is set, by which Work tells Close from Shutdown
 	b.attaching.Wait()
 	b.gate.close()
 	b.mover.stop()

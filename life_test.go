@@ -261,4 +261,26 @@ func TestGivingUpLetsOthersIn(t *testing.T) {
 	})
 }
 
+// Work on a broker that was closed under it returned nil or ErrClosed, as it happened.
+func TestWorkTellsCloseFromShutdown(t *testing.T) {
+	for i := range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			b, err := bourse.NewBroker(ctx, bourse.Options{})
+			require.NoError(t, err)
+			require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+			worked := make(chan error, 1)
+			go func() { worked <- b.Work(ctx, "q", acks, bourse.WorkOptions{Concurrency: 3}) }()
+			synctest.Wait()
+			if i%2 == 0 {
+				require.NoError(t, b.Close())
+				require.ErrorIs(t, <-worked, bourse.ErrClosed)
+			} else {
+				require.NoError(t, b.Shutdown(ctx))
+				require.NoError(t, <-worked)
+			}
+			require.ErrorIs(t, b.Work(ctx, "q", acks, bourse.WorkOptions{}), bourse.ErrClosed)
+		})
+	}
+}
+
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}

@@ -158,8 +158,13 @@ func (w *work) run(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	default:
-		return errors.Join(late, closed)
 	}
+	if late == nil && closed == nil && ctx.Err() == nil {
+		if err := w.b.open(); err != nil {
+			return fmt.Errorf("broker: work on %q: %w", w.sub.queue.Name, err)
+		}
+	}
+	return errors.Join(late, closed)
 }
 
 // loop handles deliveries one after the other. It returns an error if the subscription fails.
