@@ -81,6 +81,7 @@ func TestSubscribeWhileClosing(t *testing.T) {
 	})
 	b := open(t, bourse.Options{Engine: onFS(t, fs)})
 	q := stats(t, b, "q")
+	t.Logf("%+v", q)
 	require.Equal(t, 2, q.Ready)
 	require.Zero(t, q.Failed)
 	require.Equal(t, q.Delivered, q.Released)
@@ -150,9 +151,11 @@ func TestLeavingWakesAnother(t *testing.T) {
 		synctest.Wait() // it stands first in line
 		go func() { _, err := s.Next(ctx); got <- err }()
 		synctest.Wait()
+		start := time.Now()
 		send(t, b, "q", "a")
 		require.ErrorIs(t, <-got, context.Canceled)
 		require.NoError(t, <-got)
+		require.Zero(t, time.Since(start), "the message came by its deadline only")
 		require.NoError(t, b.Close())
 	})
 }
