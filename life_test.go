@@ -81,7 +81,6 @@ func TestSubscribeWhileClosing(t *testing.T) {
 	})
 	b := open(t, bourse.Options{Engine: onFS(t, fs)})
 	q := stats(t, b, "q")
-	t.Logf("%+v", q)
 	require.Equal(t, 2, q.Ready)
 	require.Zero(t, q.Failed)
 	require.Equal(t, q.Delivered, q.Released)
@@ -187,6 +186,25 @@ func TestBubblesShareNothing(t *testing.T) {
 	}
 	b := open(t, bourse.Options{}, bourse.Queue{Name: "q"})
 	send(t, b, "q", "a")
+}
+
+// A local engine that was passed in Options.Engine counted no failure for what was on loan at a crash.
+func TestCrashCountsWithOwnEngine(t *testing.T) {
+	fs := new(storage.MemFS)
+	b := open(t, bourse.Options{Engine: onFS(t, fs)}, bourse.Queue{Name: "q"})
+	send(t, b, "q", "lent", "waiting")
+	next(t, consume(t, b, "q", 1))
+
+	b = open(t, bourse.Options{Engine: onFS(t, crashed(fs))})
+	require.EqualValues(t, 1, stats(t, b, "q").Failed)
+	s := consume(t, b, "q", 2)
+	d := next(t, s)
+	require.Equal(t, "lent", string(d.Body))
+	require.Equal(t, []int{2, 1}, []int{d.Deliveries, d.Failures})
+	require.True(t, d.Redelivered())
+	d = next(t, s)
+	require.Equal(t, "waiting", string(d.Body))
+	require.Equal(t, []int{1, 0}, []int{d.Deliveries, d.Failures})
 }
 
 // A timestamp that nanoseconds in 64 bits do not hold was accepted, and came back as another.
