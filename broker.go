@@ -87,10 +87,12 @@ type Broker struct {
 	draining  chan struct{} // closed when Work must stop
 
 	topology   atomic.Pointer[topology] // stored by placement, loaded by everybody
+	waitings   sync.Pool                // of *waiting. Not shared by brokers: a channel made in a synctest bubble must stay in it
 	made       atomic.Uint64            // ids made
 	published  atomic.Uint64
 	unroutable atomic.Uint64
-	closing    atomic.Bool
+	closing    atomic.Bool    // set under mu
+	attaching  sync.WaitGroup // calls of attach that run; Close waits for them. Add under mu
 
 	mu      sync.Mutex // guards below; leaf lock
 	pullers map[queueID]*Subscription
@@ -119,6 +121,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 		return nil, fmt.Errorf("broker: open: %w", err)
 	}
 	b.instance = binary.LittleEndian.Uint64(seed[:])
+	b.waitings.New = newWaiting
 	b.mover = newMover(b)
 	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger}); err != nil {
@@ -315,10 +318,22 @@ func (b *Broker) workEnds() {
 	}
 }
 
+// attachStarts counts an attach in, unless the broker is being closed. Close lets those that have
+// started end before it detaches all consumers: an attach that came into the log behind the detach would
+// leave a consumer that nobody ends, and whose messages count as lost by a crash.
+func (b *Broker) attachStarts() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing.Load() {
+		return false
+	}
+	b.attaching.Add(1)
+	return true
+}
+
 // Close closes the broker now. Publishes that were accepted are finished first; what consumers hold goes back
 // without a failure, and their subscriptions end with ErrClosed. Closing again returns what the first Close did.
 func (b *Broker) Close() error {
-	b.drain()
 	b.mu.Lock()
 	if closed := b.closed; closed != nil {
 		b.mu.Unlock()
@@ -326,9 +341,11 @@ func (b *Broker) Close() error {
 		return b.err
 	}
 	b.closed = make(chan struct{})
+	b.closing.Store(true)
 	b.mu.Unlock()
 
-	b.closing.Store(true)
+	b.drain() // after closing is set, by which Work tells Close from Shutdown
+	b.attaching.Wait()
 	b.gate.close()
 	b.placement.stop()
 	b.mover.stop()

@@ -138,18 +138,20 @@ func (d *Delivery) Ack() error { return d.settle("ack", verdictAck, 0, "", nil) 
 
 // AckSync says done, and returns when that is durable: the message will not come back, whatever crashes. It also
 // tells for certain if the loan had been taken back before, with ErrStaleDelivery. If ctx ends first the
-// error matches ErrUnknownOutcome.
+// error matches ErrUnknownOutcome; if it had ended before the call, nothing is said and the loan goes on.
 func (d *Delivery) AckSync(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return d.describe("ack", err)
+	}
 	answer := make(chan settled, 1)
 	if err := d.settle("ack", verdictAck, 0, "", answer); err != nil {
 		return err
 	}
-	select {
-	case a := <-answer:
-		return d.outcome("ack", a)
-	case <-ctx.Done():
+	a, known := await(ctx, answer)
+	if !known {
 		return d.describe("ack", fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err()))
 	}
+	return d.outcome("ack", a)
 }
 
 func (d *Delivery) outcome(op string, a settled) error {

@@ -238,6 +238,9 @@ func (m *machine) tick(out []effect) []effect {
 		q.timer = 0
 		out = m.touch(q, out)
 	}
+	if m.woken <= m.now {
+		m.woken = 0 // that wake is used up: what a step limit has left must ask for another
+	}
 	return out
 }
 

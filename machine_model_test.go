@@ -112,7 +112,7 @@ type logged struct {
 
 func walkOnce(t *testing.T, seed uint64) walkCount {
 	w := &walker{
-		t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: newMachine(), p: newPlainMachine(),
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: newMachine(roleAll, newTopology(topologyLimits{})), p: newPlainMachine(),
 		held: map[Ref]int{}, clock: instant(1_700_000_000 * time.Second),
 	}
 	defer func() {
@@ -517,7 +517,7 @@ func (w *walker) replayed() {
 	want := w.m.appendTo(nil)
 	splits := []int{0, w.rng.IntN(len(w.log)), w.rng.IntN(len(w.log))}
 	for _, split := range splits {
-		m := newMachine()
+		m := newMachine(roleAll, newTopology(topologyLimits{}))
 		for i, l := range w.log {
 			if i == split && i > 0 {
 				next, err := decodeMachine(m.appendTo(nil), func(Ref) {})

@@ -21,7 +21,7 @@ type single struct {
 }
 
 func newSingle(t testing.TB, def Queue) *single {
-	s := &single{t: t, m: newMachine(), now: instant(time.Hour)}
+	s := &single{t: t, m: newMachine(roleAll, newTopology(topologyLimits{})), now: instant(time.Hour)}
 	def.Name = "q"
 	s.apply(appendOpen(nil, s.now, false))
 	res := s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{def}))

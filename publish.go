@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // publisher waits for the outcome of a publication.
@@ -208,30 +209,50 @@ type waiting struct {
 
 func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
 
-var waitings = sync.Pool{New: func() any { return &waiting{outcome: make(chan error, 1)} }}
+func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 
 // Publish routes m and returns when every queue that took it holds it durably. An error that matches
 // ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed: it may be stored, so retry
 // with the same Message.ID. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange, an
 // *InvalidError, ErrDiskFull, ErrClosed, ErrStorage or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
-	w := waitings.Get().(*waiting)
+	w := b.waitings.Get().(*waiting)
 	p := &w.pub
 	p.b, p.owner, p.message = b, w, m
 	if err := p.start(ctx); err != nil {
 		p.message = Message{}
-		waitings.Put(w)
+		b.waitings.Put(w)
 		return err
 	}
 	p.submit()
-	select {
-	case err := <-w.outcome:
-		waitings.Put(w)
-		return err
-	case <-ctx.Done():
+	err, known := await(ctx, w.outcome)
+	if !known {
 		// w is not used again: its outcome is still to come.
 		p.abandon()
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
+	}
+	b.waitings.Put(w)
+	return err
+}
+
+// await returns what outcome brings, and false if ctx ends before. An outcome that is there counts, even if ctx
+// has ended too: select alone would toss a coin.
+func await[T any](ctx context.Context, outcome <-chan T) (got T, known bool) {
+	select {
+	case got = <-outcome:
+		return got, true
+	default:
+	}
+	select {
+	case got = <-outcome:
+		return got, true
+	case <-ctx.Done():
+	}
+	select {
+	case got = <-outcome:
+		return got, true
+	default:
+		return got, false
 	}
 }
 
@@ -288,9 +309,7 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 		}
 		p.submit()
 	}
-	select {
-	case <-t.outcome:
-	case <-ctx.Done():
+	if _, known := await(ctx, t.outcome); !known {
 		for i := range t.pubs {
 			t.pubs[i].abandon()
 		}
@@ -314,6 +333,9 @@ func (b *Broker) checkMessage(m *Message) error {
 	}
 	if len(m.Body) > b.opts.MaxBodyBytes {
 		return &InvalidError{"Message.Body", fmt.Sprintf("%d bytes, limit %d", len(m.Body), b.opts.MaxBodyBytes)}
+	}
+	if t := m.Timestamp; !t.IsZero() && !time.Unix(0, t.UnixNano()).Equal(t) {
+		return invalid("Message.Timestamp", "is %v, want a time in the years 1678 to 2261", t)
 	}
 	if len(m.Headers) > 0 {
 		if err := validateHeaders("Message.Headers", m.Headers); err != nil {
@@ -370,6 +392,7 @@ func (g *gate) acquire(ctx context.Context, n int64) error {
 	for i := range g.line {
 		if g.line[i] == w {
 			g.line = append(g.line[:i], g.line[i+1:]...)
+			g.letLocked() // a smaller one may have stood behind it
 			return ctx.Err()
 		}
 	}
@@ -390,6 +413,11 @@ func (g *gate) release(n int64) {
 func (g *gate) releaseLocked(n int64) {
 	g.count--
 	g.bytes -= n
+	g.letLocked()
+}
+
+// letLocked lets in who stands first in line, as long as they fit.
+func (g *gate) letLocked() {
 	for len(g.line) > 0 && g.fits(g.line[0].bytes) {
 		w := g.line[0]
 		g.line = g.line[1:]

@@ -296,12 +296,10 @@ func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, inst
 	if err := s.log.Propose(c); err != nil {
 		return Answer{}, err
 	}
-	select {
-	case <-c.done:
-		return c.answer, c.err
-	case <-ctx.Done():
+	if _, known := await(ctx, c.done); !known {
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
 	}
+	return c.answer, c.err
 }
 
 // post proposes a command and does not wait.

@@ -81,9 +81,10 @@ func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOpti
 
 // attach makes a subscription known here, then in the log: deliveries may come before the answer.
 func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Subscription, error) {
-	if err := b.open(); err != nil {
-		return nil, err
+	if !b.attachStarts() {
+		return nil, ErrClosed
 	}
+	defer b.attaching.Done()
 	def, ok := b.topology.Load().queue(queue)
 	if !ok {
 		return nil, ErrNotFound
@@ -172,6 +173,18 @@ func (s *Subscription) wake() {
 	}
 }
 
+// passOn wakes another who waits, if there is something to wake for. One who leaves because its ctx ended may have
+// received the signal just before: 1. A and B wait, 2. a message comes and A receives the signal, 3. A sees its ctx
+// ended and leaves, 4. B sleeps beside a full buffer.
+func (s *Subscription) passOn() {
+	s.mu.Lock()
+	more := s.first < len(s.buffer) || s.ended != nil
+	s.mu.Unlock()
+	if more {
+		s.wake()
+	}
+}
+
 // pop takes up to limit loans, appended to dst.
 func (s *Subscription) pop(dst []lent, limit int) ([]lent, error) {
 	s.mu.Lock()
@@ -199,6 +212,7 @@ func (s *Subscription) pop(dst []lent, limit int) ([]lent, error) {
 func (s *Subscription) wait(ctx context.Context, dst []lent, limit int) ([]lent, error) {
 	for {
 		if err := ctx.Err(); err != nil {
+			s.passOn()
 			return dst, err
 		}
 		got, err := s.pop(dst, limit)

@@ -158,8 +158,13 @@ func (w *work) run(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	default:
-		return errors.Join(late, closed)
 	}
+	if late == nil && closed == nil && ctx.Err() == nil {
+		if err := w.b.open(); err != nil {
+			return fmt.Errorf("broker: work on %q: %w", w.sub.queue.Name, err)
+		}
+	}
+	return errors.Join(late, closed)
 }
 
 // loop handles deliveries one after the other. It returns an error if the subscription fails.
@@ -179,11 +184,12 @@ func (w *work) loop(intake, handling context.Context) error {
 
 func (w *work) handle(ctx context.Context, d *Delivery) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	timeout := time.Duration(d.loan.deadline - w.b.now())
+	// The deadline counts from when the message was lent, and it may have waited for this handler.
+	left := d.Deadline().Sub(w.b.clock.Now())
 	if w.opts.Timeout > 0 {
-		timeout = min(timeout, w.opts.Timeout)
+		left = min(left, w.opts.Timeout)
 	}
-	stop := w.b.clock.AfterFunc(timeout, func() { cancel(context.DeadlineExceeded) })
+	stop := w.b.clock.AfterFunc(left, func() { cancel(context.DeadlineExceeded) })
 	err := w.protected(ctx, d)
 	stop()
 	cancel(nil)
