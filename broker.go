@@ -122,12 +122,14 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.mover = newMover(b)
 	b.shard = &shard{b: b, m: newMachine(), subs: make(map[consumerID]*Subscription)}
 	b.topology.Store(b.shard.m.topology)
-	local := b.engine == nil
-	if local {
-		b.lostLog = ErrStorage
+	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
 		}
+	}
+	_, local := b.engine.(*localEngine) // its consumers were in the process that had the directory
+	if local {
+		b.lostLog = ErrStorage
 	}
 	if err := b.start(ctx, local); err != nil {
 		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
