@@ -86,6 +86,9 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 	if !ok {
 		return nil, ErrNotFound
 	}
+	if err := b.shard.serves(ctx); err != nil {
+		return nil, err
+	}
 	s := &Subscription{
 		b: b, queue: def, id: b.shard.newConsumer(), signal: make(chan struct{}, 1), detached: make(chan struct{}),
 	}

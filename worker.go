@@ -219,7 +219,9 @@ func (w *work) protected(ctx context.Context, d *Delivery) (err error) {
 
 // Codec turns values of T into bodies and back.
 type Codec[T any] interface {
+	// Encode returns the body for v, which the caller owns.
 	Encode(v T) ([]byte, error)
+	// Decode returns the value in body, which it does not keep.
 	Decode(body []byte) (T, error)
 }
 

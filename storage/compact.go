@@ -1,0 +1,249 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+)
+
+// Reclaiming space: segment files from the last reference to their next use.
+//
+// A segment goes through these states:
+//
+//	prepared → current → sealed → free → prepared, or removed
+//
+// It becomes free when it lies wholly below the mark of a durable checkpoint and had
+// no reference at that mark: then neither recovery nor a reader will look for it. Its
+// file is renamed to a number never used before. That is all it takes: the header and
+// the records in it carry the old number, so none of them counts under the new name,
+// and if a power cut takes the rename back, the checkpoint still says that the old
+// name is free.
+
+// reserveBytes is the size of the file "reserve", which is removed when a checkpoint,
+// or the first segment after an Open, finds the disk full: both are needed to get out of
+// that state.
+const reserveBytes = 4 << 20
+
+func (l *Log) reserveSize() int64 { return int64(min(l.opts.SegmentBytes, reserveBytes)) }
+
+// wakePreparer asks for another look at what is missing. It never blocks.
+func (l *Log) wakePreparer() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+// prepare is the preparer. Close stops it through quit and waits for it. It has no
+// clock: what fails for want of space is tried again when a segment is freed, or when
+// an Append is refused.
+func (l *Log) prepare() {
+	defer l.wg.Done()
+	for {
+		select {
+		case <-l.quit:
+			return
+		case <-l.kick:
+		}
+		for l.prepareOne() {
+			select {
+			case <-l.quit:
+				return
+			default:
+			}
+		}
+	}
+}
+
+// prepareOne makes one spare if one is missing, and reports whether to look again.
+func (l *Log) prepareOne() bool {
+	l.mu.Lock()
+	if l.failed != nil {
+		l.mu.Unlock()
+		return false
+	}
+	if len(l.spares) >= l.opts.Spare {
+		surplus := l.free
+		l.free = nil
+		l.mu.Unlock()
+		if err := l.removeSegments(surplus); err != nil {
+			l.fail(err)
+			return false
+		}
+		return l.prepareReserve()
+	}
+	l.number++
+	number := l.number
+	var old *segment
+	if n := len(l.free); n > 0 {
+		old = l.free[n-1]
+		l.free = l.free[:n-1]
+	}
+	l.mu.Unlock()
+
+	s, err := l.prepareSegment(number, old)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.room.Broadcast()
+	switch {
+	case err == nil && s == nil: // the old file was no use; it is gone
+		return true
+	case err == nil:
+		if l.full != nil {
+			l.opts.Logger.Info("there is space again", "dir", l.dir)
+		}
+		l.full = nil
+		l.spares = append(l.spares, s)
+		return true
+	case isFull(err):
+		if l.full == nil {
+			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
+		}
+		l.full = fmt.Errorf("%w: %w", ErrDiskFull, err)
+		return false
+	default:
+		l.failLocked(err)
+		return false
+	}
+}
+
+// prepareSegment makes a segment of the given number, from the file of old if that has
+// the right size. If not, it removes the file and returns nil.
+func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
+	if old == nil {
+		return l.createSegment(number, int64(l.opts.SegmentBytes), true)
+	}
+	if old.size != int64(l.opts.SegmentBytes) {
+		return nil, l.removeSegments([]*segment{old})
+	}
+	err := l.fs.Rename(l.segmentName(old.number), l.segmentName(number))
+	if err == nil {
+		err = l.fs.SyncDir(l.dir)
+	}
+	if err != nil {
+		old.file.Close()
+		return nil, err
+	}
+	return &segment{number: number, file: old.file, size: old.size}, nil
+}
+
+// createSegment creates the file of a segment, with all its blocks, and makes it and
+// its name durable. With fill it also writes zeros, since overwriting a block that was
+// written before makes for shorter syncs than the first write of an allocated one; it
+// stops that as soon as somebody waits for the segment.
+func (l *Log) createSegment(number uint32, size int64, fill bool) (s *segment, err error) {
+	name := l.segmentName(number)
+	f, err := l.fs.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			l.fs.Remove(name) // best effort: Open can tell that it was never used
+		}
+	}()
+	if err = f.Allocate(size); err != nil {
+		return nil, err
+	}
+	for at := int64(0); fill && at < size && !l.hurry(); {
+		n, err := f.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at)
+		if err != nil {
+			return nil, err
+		}
+		at += int64(n)
+	}
+	if err = f.Sync(); err != nil {
+		return nil, err
+	}
+	if err = l.fs.SyncDir(l.dir); err != nil {
+		return nil, err
+	}
+	return &segment{number: number, file: f, size: size}, nil
+}
+
+// hurry reports whether the next spare is wanted now, or nothing at all is any more.
+func (l *Log) hurry() bool {
+	select {
+	case <-l.quit:
+		return true
+	default:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.spares) == 0
+}
+
+// prepareReserve makes the reserve file if it is missing and there is space. It
+// returns false: nothing is left to do.
+func (l *Log) prepareReserve() bool {
+	if l.reserve.Load() {
+		return false
+	}
+	name, temp := l.path(reserveName), l.path(reserveName+tempSuffix)
+	err := l.writeFile(temp, func(f File) error { return f.Allocate(l.reserveSize()) })
+	if err == nil {
+		if err = l.fs.Rename(temp, name); err == nil {
+			l.reserve.Store(true)
+			return false
+		}
+	}
+	l.fs.Remove(temp)
+	if !isFull(err) {
+		l.opts.Logger.Warn("cannot prepare the reserve", "dir", l.dir, "err", err)
+	}
+	return false
+}
+
+// useReserve gives the blocks of the reserve back to the file system, and reports
+// whether there was one.
+func (l *Log) useReserve() bool {
+	if !l.reserve.CompareAndSwap(true, false) {
+		return false
+	}
+	return l.fs.Remove(l.path(reserveName)) == nil
+}
+
+// writeFile creates a file by fn and syncs it. On an error the file may be left.
+func (l *Log) writeFile(name string, fn func(File) error) error {
+	f, err := l.fs.Create(name)
+	if err != nil {
+		return err
+	}
+	if err = fn(f); err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+// removeSegments removes files that nobody needs. If the names come back after a
+// power cut, Open frees them again.
+func (l *Log) removeSegments(list []*segment) error {
+	for _, s := range list {
+		s.file.Close()
+		if err := l.fs.Remove(l.segmentName(s.number)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// freeSegments makes the segments below m that had no reference there free. A
+// checkpoint at m must be durable.
+func (l *Log) freeSegments(m Mark) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.segMu.Lock()
+	for n, s := range l.segments {
+		if n < m.base.segment && !slices.Contains(m.live, n) {
+			delete(l.segments, n)
+			l.free = append(l.free, s)
+		}
+	}
+	l.segMu.Unlock()
+	l.wakePreparer()
+}

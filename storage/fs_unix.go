@@ -1,0 +1,44 @@
+//go:build unix && !solaris && !aix
+
+package storage
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+)
+
+const openFlags = syscall.O_NOFOLLOW | syscall.O_CLOEXEC
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+// lockFile uses flock, which holds between two descriptors of one process too, and
+// ends with the process.
+func lockFile(name string) (io.Closer, error) {
+	f, err := openFile(name, os.O_CREATE)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err != syscall.EINTR {
+			break
+		}
+	}
+	if err == nil {
+		return f, nil
+	}
+	f.Close()
+	if err == syscall.EWOULDBLOCK {
+		return nil, fmt.Errorf("%s: %w", name, ErrLocked)
+	}
+	return nil, &os.PathError{Op: "flock", Path: name, Err: err}
+}

@@ -1,0 +1,563 @@
+package storage
+
+import (
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+)
+
+// MemFS is a file system in memory, for brokers that need no durability and for
+// tests. The zero value is empty and ready. It can be asked how it might look after a
+// power cut: it keeps apart what was synced and what was not, for the content of each
+// file and for the names in each directory. Directories themselves are durable at
+// once. Methods may be called concurrently.
+type MemFS struct {
+	// Volatile turns the record of what is not synced off: Crash must not be called.
+	// Set it before first use.
+	Volatile bool
+
+	capacity atomic.Int64 // see SetCapacity
+	used     atomic.Int64 // sum of the sizes of files with a name
+
+	// gate is held shared by what changes anything, and exclusively by Crash, which needs
+	// one instant of all files. Not used if Volatile.
+	gate sync.RWMutex
+
+	mu    sync.Mutex // guards below
+	dirs  map[string]*memDir
+	locks map[string]bool
+}
+
+// SetCapacity bounds the sum of all file sizes: what would exceed it fails with
+// syscall.ENOSPC. Zero is no bound. It may be changed at any time.
+func (m *MemFS) SetCapacity(bytes int64) { m.capacity.Store(bytes) }
+
+// Used returns the sum of all file sizes.
+func (m *MemFS) Used() int64 { return m.used.Load() }
+
+// memDir is one directory. durable and pending are for Crash.
+type memDir struct {
+	names   map[string]*memNode
+	durable map[string]*memNode
+	pending []nameOp // since SyncDir
+}
+
+// nameOp is one change of a directory: name refers to node, and old, if not empty, no
+// longer does. A nil node takes name away.
+type nameOp struct {
+	name, old string
+	node      *memNode
+}
+
+func (op nameOp) apply(names map[string]*memNode) {
+	if op.old != "" {
+		delete(names, op.old)
+	}
+	if op.node != nil {
+		names[op.name] = op.node
+	} else {
+		delete(names, op.name)
+	}
+}
+
+// memNode is the content of one file, whatever its names.
+type memNode struct {
+	mu      sync.RWMutex
+	now     content
+	durable content
+	pending []contentOp // since Sync
+}
+
+// contentOp is a write of data at offset, or, without data, a new size.
+type contentOp struct {
+	offset int64
+	data   []byte
+	size   int64
+}
+
+const (
+	pageBytes   = 16 << 10
+	sectorBytes = 512
+)
+
+// content is bytes in pages; a nil page is zeros.
+type content struct {
+	pages [][]byte
+	size  int64
+}
+
+func (c *content) readAt(b []byte, offset int64) (n int, err error) {
+	for n < len(b) && offset < c.size {
+		i, o := offset/pageBytes, int(offset%pageBytes)
+		k := int(min(int64(min(len(b)-n, pageBytes-o)), c.size-offset))
+		if i < int64(len(c.pages)) && c.pages[i] != nil {
+			copy(b[n:n+k], c.pages[i][o:])
+		} else {
+			clear(b[n : n+k])
+		}
+		n, offset = n+k, offset+int64(k)
+	}
+	if n < len(b) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (c *content) writeAt(b []byte, offset int64) {
+	c.size = max(c.size, offset+int64(len(b)))
+	for len(b) > 0 {
+		i, o := int(offset/pageBytes), int(offset%pageBytes)
+		k := min(len(b), pageBytes-o)
+		if i >= len(c.pages) {
+			c.pages = append(c.pages, make([][]byte, i+1-len(c.pages))...)
+		}
+		if c.pages[i] == nil && !allZero(b[:k]) {
+			c.pages[i] = make([]byte, pageBytes)
+		}
+		if c.pages[i] != nil {
+			copy(c.pages[i][o:], b[:k])
+		}
+		b, offset = b[k:], offset+int64(k)
+	}
+}
+
+func (c *content) resize(size int64) {
+	if size < c.size {
+		keep := int((size + pageBytes - 1) / pageBytes)
+		if keep < len(c.pages) {
+			clear(c.pages[keep:])
+			c.pages = c.pages[:keep]
+		}
+		if o := size % pageBytes; o > 0 && keep <= len(c.pages) && c.pages[keep-1] != nil {
+			clear(c.pages[keep-1][o:])
+		}
+	}
+	c.size = size
+}
+
+func (c *content) clone() content {
+	d := content{size: c.size, pages: make([][]byte, len(c.pages))}
+	for i, p := range c.pages {
+		if p != nil {
+			d.pages[i] = slices.Clone(p)
+		}
+	}
+	return d
+}
+
+func (c *content) apply(op contentOp) {
+	if op.data != nil {
+		c.writeAt(op.data, op.offset)
+	} else {
+		c.resize(op.size)
+	}
+}
+
+func allZero(b []byte) bool {
+	for _, x := range b {
+		if x != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *MemFS) enter() func() {
+	if m.Volatile {
+		return func() {}
+	}
+	m.gate.RLock()
+	return m.gate.RUnlock
+}
+
+func notExist(op, name string) error { return &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist} }
+
+// dirLocked returns the directory of name, and the last part of name.
+func (m *MemFS) dirLocked(op, name string) (*memDir, string, error) {
+	dir, base := filepath.Split(filepath.Clean(name))
+	d := m.dirs[filepath.Clean(dir)]
+	if d == nil {
+		return nil, "", notExist(op, name)
+	}
+	return d, base, nil
+}
+
+func (m *MemFS) changeLocked(d *memDir, op nameOp) {
+	if old := d.names[op.name]; old != nil && old != op.node {
+		old.mu.RLock()
+		m.used.Add(-old.now.size)
+		old.mu.RUnlock()
+	}
+	op.apply(d.names)
+	if !m.Volatile {
+		d.pending = append(d.pending, op)
+	}
+}
+
+// MkdirAll implements FS.
+func (m *MemFS) MkdirAll(dir string) error {
+	defer m.enter()()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dirs == nil {
+		m.dirs, m.locks = map[string]*memDir{}, map[string]bool{}
+	}
+	for dir = filepath.Clean(dir); m.dirs[dir] == nil; dir = filepath.Dir(dir) {
+		m.dirs[dir] = &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+	}
+	return nil
+}
+
+// ReadDir implements FS.
+func (m *MemFS) ReadDir(dir string) ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.dirs[filepath.Clean(dir)]
+	if d == nil {
+		return nil, notExist("readdir", dir)
+	}
+	names := make([]string, 0, len(d.names))
+	for n := range d.names {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Create implements FS.
+func (m *MemFS) Create(name string) (File, error) {
+	defer m.enter()()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, base, err := m.dirLocked("create", name)
+	if err != nil {
+		return nil, err
+	}
+	n := d.names[base]
+	if n == nil {
+		n = &memNode{}
+		m.changeLocked(d, nameOp{name: base, node: n})
+		return &memFile{fs: m, node: n, name: name}, nil
+	}
+	f := &memFile{fs: m, node: n, name: name}
+	return f, f.resize(0)
+}
+
+// Open implements FS.
+func (m *MemFS) Open(name string) (File, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, base, err := m.dirLocked("open", name)
+	if err != nil {
+		return nil, err
+	}
+	if d.names[base] == nil {
+		return nil, notExist("open", name)
+	}
+	return &memFile{fs: m, node: d.names[base], name: name}, nil
+}
+
+// Rename implements FS, within one directory.
+func (m *MemFS) Rename(oldname, newname string) error {
+	defer m.enter()()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, from, err := m.dirLocked("rename", oldname)
+	if err != nil {
+		return err
+	}
+	to, base, err := m.dirLocked("rename", newname)
+	if err != nil {
+		return err
+	}
+	if d != to {
+		return &fs.PathError{Op: "rename", Path: oldname, Err: syscall.EXDEV}
+	}
+	if d.names[from] == nil {
+		return notExist("rename", oldname)
+	}
+	m.changeLocked(d, nameOp{name: base, old: from, node: d.names[from]})
+	return nil
+}
+
+// Remove implements FS.
+func (m *MemFS) Remove(name string) error {
+	defer m.enter()()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, base, err := m.dirLocked("remove", name)
+	if err != nil {
+		return err
+	}
+	if d.names[base] == nil {
+		return notExist("remove", name)
+	}
+	m.changeLocked(d, nameOp{name: base})
+	return nil
+}
+
+// SyncDir implements FS.
+func (m *MemFS) SyncDir(dir string) error {
+	defer m.enter()()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.dirs[filepath.Clean(dir)]
+	if d == nil {
+		return notExist("syncdir", dir)
+	}
+	for _, op := range d.pending {
+		op.apply(d.durable)
+	}
+	d.pending = nil
+	return nil
+}
+
+// Lock implements FS.
+func (m *MemFS) Lock(name string) (io.Closer, error) {
+	f, err := m.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	name = filepath.Clean(name)
+	if m.locks[name] {
+		return nil, fmt.Errorf("%s: %w", name, ErrLocked)
+	}
+	m.locks[name] = true
+	return &memLock{fs: m, name: name, File: f}, nil
+}
+
+type memLock struct {
+	File
+	fs   *MemFS
+	name string
+	once sync.Once
+}
+
+func (l *memLock) Close() error {
+	l.once.Do(func() {
+		l.fs.mu.Lock()
+		defer l.fs.mu.Unlock()
+		delete(l.fs.locks, l.name)
+	})
+	return nil
+}
+
+// memFile is an open file.
+type memFile struct {
+	fs     *MemFS
+	node   *memNode
+	name   string
+	closed atomic.Bool
+}
+
+func (f *memFile) check(op string) error {
+	if f.closed.Load() {
+		return &fs.PathError{Op: op, Path: f.name, Err: fs.ErrClosed}
+	}
+	return nil
+}
+
+func (f *memFile) Close() error {
+	f.closed.Store(true)
+	return nil
+}
+
+func (f *memFile) Size() (int64, error) {
+	f.node.mu.RLock()
+	defer f.node.mu.RUnlock()
+	return f.node.now.size, f.check("size")
+}
+
+func (f *memFile) ReadAt(b []byte, offset int64) (int, error) {
+	if err := f.check("read"); err != nil {
+		return 0, err
+	}
+	f.node.mu.RLock()
+	defer f.node.mu.RUnlock()
+	return f.node.now.readAt(b, offset)
+}
+
+func (f *memFile) WriteAt(b []byte, offset int64) (int, error) {
+	if err := f.check("write"); err != nil {
+		return 0, err
+	}
+	defer f.fs.enter()()
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	if err := f.growLocked("write", offset+int64(len(b))); err != nil {
+		return 0, err
+	}
+	f.node.now.writeAt(b, offset)
+	if !f.fs.Volatile {
+		f.node.pending = append(f.node.pending, contentOp{offset: offset, data: append([]byte{}, b...)})
+	}
+	return len(b), nil
+}
+
+// growLocked accounts for a file that becomes size bytes long, if it is shorter.
+func (f *memFile) growLocked(op string, size int64) error {
+	more := size - f.node.now.size
+	if more <= 0 {
+		return nil
+	}
+	if c := f.fs.capacity.Load(); f.fs.used.Add(more) > c && c > 0 {
+		f.fs.used.Add(-more)
+		return &fs.PathError{Op: op, Path: f.name, Err: syscall.ENOSPC}
+	}
+	return nil
+}
+
+func (f *memFile) resize(size int64) error {
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	return f.resizeLocked("truncate", size)
+}
+
+func (f *memFile) resizeLocked(op string, size int64) error {
+	if err := f.growLocked(op, size); err != nil {
+		return err
+	}
+	if size < f.node.now.size {
+		f.fs.used.Add(size - f.node.now.size)
+	}
+	f.node.now.resize(size)
+	if !f.fs.Volatile {
+		f.node.pending = append(f.node.pending, contentOp{size: size})
+	}
+	return nil
+}
+
+func (f *memFile) Truncate(size int64) error {
+	if err := f.check("truncate"); err != nil {
+		return err
+	}
+	defer f.fs.enter()()
+	return f.resize(size)
+}
+
+func (f *memFile) Allocate(size int64) error {
+	if err := f.check("allocate"); err != nil {
+		return err
+	}
+	defer f.fs.enter()()
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	if size <= f.node.now.size {
+		return nil
+	}
+	return f.resizeLocked("allocate", size)
+}
+
+func (f *memFile) Sync() error {
+	if err := f.check("sync"); err != nil {
+		return err
+	}
+	defer f.fs.enter()()
+	f.node.mu.Lock()
+	defer f.node.mu.Unlock()
+	for _, op := range f.node.pending {
+		f.node.durable.apply(op)
+	}
+	f.node.pending = nil
+	return nil
+}
+
+// CrashMode says what a power cut does to what was not synced.
+type CrashMode int
+
+const (
+	CrashLost   CrashMode = iota // all of it is lost
+	CrashKept                    // all of it is there, as after a killed process
+	CrashRandom                  // each sector of 512 bytes, size and name by itself
+	CrashTorn                    // all is there but the last write to each file, of which a part is
+)
+
+// CrashModes are all of them.
+var CrashModes = []CrashMode{CrashLost, CrashKept, CrashRandom, CrashTorn}
+
+func (c CrashMode) String() string {
+	return [...]string{"lost", "kept", "random", "torn"}[c]
+}
+
+// Crash returns the file system as it might be found after a power cut at this
+// instant. choose returns a number from 0 to n-1, from the test's seeded source. m
+// itself goes on, and holds no lock for the result.
+func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
+	m.gate.Lock()
+	defer m.gate.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := &MemFS{dirs: map[string]*memDir{}, locks: map[string]bool{}}
+	out.capacity.Store(m.capacity.Load())
+	clones := map[*memNode]*memNode{}
+	for _, dir := range sortedKeys(m.dirs) {
+		d := m.dirs[dir]
+		names := map[string]*memNode{}
+		for n, node := range d.durable {
+			names[n] = node
+		}
+		for _, op := range d.pending {
+			if mode == CrashLost || mode == CrashRandom && choose(2) == 0 {
+				continue
+			}
+			op.apply(names)
+		}
+		e := &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+		for _, n := range sortedKeys(names) {
+			node := names[n]
+			if clones[node] == nil {
+				clones[node] = node.crash(mode, choose)
+				out.used.Add(clones[node].now.size)
+			}
+			e.names[n], e.durable[n] = clones[node], clones[node]
+		}
+		out.dirs[dir] = e
+	}
+	return out
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+func (n *memNode) crash(mode CrashMode, choose func(n int) int) *memNode {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	c := n.durable.clone()
+	for i, op := range n.pending {
+		switch {
+		case mode == CrashLost:
+		case mode == CrashTorn && i == len(n.pending)-1 && len(op.data) > 0:
+			c.writeAt(op.data[:choose(len(op.data))], op.offset)
+		case mode == CrashRandom && op.data == nil:
+			if choose(2) == 0 {
+				c.resize(op.size)
+			}
+		case mode == CrashRandom:
+			for at := 0; at < len(op.data); {
+				// Sectors lie in the file, not in the write.
+				k := min(sectorBytes-int((op.offset+int64(at))%sectorBytes), len(op.data)-at)
+				if choose(2) == 0 {
+					c.writeAt(op.data[at:at+k], op.offset+int64(at))
+				}
+				at += k
+			}
+		default:
+			c.apply(op)
+		}
+	}
+	d := c.clone()
+	return &memNode{now: c, durable: d}
+}

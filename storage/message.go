@@ -1,0 +1,171 @@
+package storage
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync/atomic"
+)
+
+// Records that something still refers to: read, kept, freed. And what is counted.
+
+// segment is one file of the log.
+type segment struct {
+	number uint32
+	file   File
+	size   int64 // allocated, or once sealed, the length
+
+	live    atomic.Int64 // references, by Keep and Free
+	written uint64       // owned by the writer: last sequence written to it
+
+	// What Open found; fixed.
+	header bool   // it has a header of its own
+	first  uint64 // its first sequence, if so
+}
+
+func sequenceOf(b []byte) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
+
+func (l *Log) segment(number uint32) *segment {
+	l.segMu.RLock()
+	defer l.segMu.RUnlock()
+	return l.segments[number]
+}
+
+// Read appends the payload of the record at pos to dst and returns the longer slice;
+// the checksum is verified. size is the length of the payload, or an upper bound, if
+// the caller knows it, else 0: it saves a second read. Only a record that was reported
+// and that Keep holds can be read. ErrGone means that nobody holds it any more, a
+// *CorruptError that the file is damaged. Any goroutine may call Read, until Close.
+func (l *Log) Read(pos Position, size int, dst []byte) ([]byte, error) {
+	if out, ok := l.readCache(pos, dst); ok {
+		l.counts.cacheHits.Add(1)
+		return out, nil
+	}
+	s := l.segment(pos.segment())
+	if s == nil {
+		return dst, fmt.Errorf("read record %x: %w", uint64(pos), ErrGone)
+	}
+	l.counts.diskReads.Add(1)
+	out, err := l.readFile(s, pos.offset(), size, dst)
+	if err != nil && l.segment(pos.segment()) != s {
+		return dst, fmt.Errorf("read record %x: %w", uint64(pos), ErrGone) // freed under us
+	}
+	return out, err
+}
+
+func (l *Log) readCache(pos Position, dst []byte) ([]byte, bool) {
+	l.cacheMu.RLock()
+	defer l.cacheMu.RUnlock()
+	c := l.cache.find(pos)
+	if c == nil {
+		return dst, false
+	}
+	r, bad := decodeRecord(c.mem[pos.offset()-c.base:], c.segment, pos.offset())
+	if bad != "" {
+		return dst, false // let the file say what is wrong
+	}
+	return append(dst, r.payload...), true
+}
+
+func (l *Log) readFile(s *segment, offset uint32, size int, dst []byte) ([]byte, error) {
+	n := len(dst)
+	want := recordSize(min(max(size, 256), maxPayload))
+	for {
+		want = int(min(int64(want), max(s.size-int64(offset), 0)))
+		dst = slices.Grow(dst[:n], want)
+		b := dst[n : n+want]
+		got, err := s.file.ReadAt(b, int64(offset))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return dst[:n], fmt.Errorf("read %s: %w", l.segmentName(s.number), err)
+		}
+		b = b[:got]
+		if len(b) >= recordBytes && binary.LittleEndian.Uint32(b[16:]) == s.number {
+			if length := binary.LittleEndian.Uint32(b[4:]); length <= maxPayload {
+				if need := recordSize(int(length)); need > want && int64(offset)+int64(need) <= s.size {
+					want = need
+					continue
+				}
+			}
+		}
+		r, bad := decodeRecord(b, s.number, offset)
+		if bad == "" && r.kind != kindData {
+			bad = "an end record"
+		}
+		if bad != "" {
+			return dst[:n], l.corrupt(s.number, int64(offset), "a record", bad)
+		}
+		return dst[:n+copy(dst[n:n+want], r.payload)], nil
+	}
+}
+
+func (l *Log) corrupt(number uint32, offset int64, wanted, found string) error {
+	return &CorruptError{File: l.segmentName(number), Offset: offset, Wanted: wanted, Found: found}
+}
+
+// Keep adds n references to the record at pos. A segment with references is not
+// freed. It is called while the record is reported, by Commit or Replay, or while a
+// checkpoint is restored, or when the record has references already.
+func (l *Log) Keep(pos Position, n int) {
+	s := l.segment(pos.segment())
+	if s == nil {
+		l.segMu.Lock()
+		defer l.segMu.Unlock()
+		if l.missing == nil {
+			l.missing = l.corrupt(pos.segment(), int64(pos.offset()),
+				"a record that the checkpoint refers to", "no such segment")
+		}
+		return
+	}
+	s.live.Add(int64(n))
+}
+
+// Free takes one reference back.
+func (l *Log) Free(pos Position) {
+	if s := l.segment(pos.segment()); s != nil {
+		s.live.Add(-1)
+	}
+}
+
+// Stats is a view of a log, of one instant as far as that is cheap.
+type Stats struct {
+	Segments  int    // files with records
+	Spares    int    // files prepared for use
+	Bytes     int64  // size of these files
+	Live      int64  // references
+	Sequence  uint64 // last one given to a record
+	Pending   int    // bytes appended and not reported
+	Appends   int64  // records, since Open
+	Batches   int64
+	Syncs     int64
+	Written   int64 // bytes of records
+	CacheHits int64 // reads from memory
+	DiskReads int64
+	Full      bool // no space for another segment
+	Failed    bool
+}
+
+// Stats returns what can be counted. It takes the locks for a moment.
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	st := Stats{
+		Spares: len(l.spares), Sequence: l.seq, Pending: l.pending,
+		Full: l.full != nil, Failed: l.failed != nil,
+	}
+	for _, s := range l.spares {
+		st.Bytes += s.size
+	}
+	l.segMu.RLock()
+	for _, s := range l.segments {
+		st.Bytes += s.size
+		st.Live += s.live.Load()
+	}
+	st.Segments = len(l.segments)
+	l.segMu.RUnlock()
+	l.mu.Unlock()
+	st.Appends, st.Batches = l.counts.appends.Load(), l.counts.batches.Load()
+	st.Syncs, st.Written = l.counts.syncs.Load(), l.counts.written.Load()
+	st.CacheHits, st.DiskReads = l.counts.cacheHits.Load(), l.counts.diskReads.Load()
+	return st
+}

@@ -1,0 +1,565 @@
+package storage
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+)
+
+// Group commit and rotation: from Append to the Commit callback.
+
+// Payload is what a record carries.
+type Payload interface {
+	// AppendTo appends the encoded payload to dst and returns the longer slice. It is
+	// called once, inside Append and under the log's lock: it must not call the log, nor
+	// block.
+	AppendTo(dst []byte) []byte
+}
+
+// Committed is one record on its way out of the log, in log order.
+type Committed struct {
+	Stream   uint64
+	Sequence uint64 // increases from record to record, over all streams, not always by one
+	Pos      Position
+	Data     []byte  // the payload, valid during the callback
+	Owner    Payload // what was passed to Append; nil in Replay
+}
+
+// Options configures a Log. The zero value is ready for use.
+type Options struct {
+	// FS is where the directory lives. Default: the operating system's.
+	FS FS
+	// SegmentBytes is the size of a segment file, at least 512. Default 32 MiB. It may
+	// change from one Open to the next.
+	SegmentBytes int
+	// CacheBytes is the memory for recent records, read back without the disk. Default
+	// 32 MiB; negative: as little as possible.
+	CacheBytes int
+	// Spare is the number of segments kept prepared for use, at least 1. Default 2.
+	Spare int
+	// Logger is told what an operator should know. Default: nobody is.
+	Logger *slog.Logger
+	// Commit is called with each batch, in log order, on one goroutine of the log, after
+	// the batch has been written and, if any record in it asked for it, synced. The slice
+	// and Data are valid during the call. An error means that the batch could not be made
+	// durable and that its outcome is not known; it matches ErrFailed, and every later
+	// batch reports the same. Commit must call neither Append, which may wait for it, nor
+	// Close.
+	Commit func(batch []Committed, err error)
+}
+
+const (
+	chunkBytes   = 256 << 10
+	maxPending   = 64 << 20 // bytes appended and not reported; Append waits above
+	maxScratch   = 1 << 20
+	commitAhead  = 2 // batches written and waiting for the callback
+	directMargin = 8 << 10
+)
+
+// Log is an open log. Methods may be called concurrently, except as stated.
+//
+// Three goroutines run between Replay and Close, and end with Close: the writer takes
+// the open batch, writes and syncs it; the committer reports it; the preparer keeps
+// spare segments ready. While the writer syncs one batch the next one fills, and
+// while the committer reports one the writer writes the next. No timer is involved:
+// a log at rest writes at once, a busy one forms large batches.
+//
+// Invariants:
+//  1. Sequences, and positions, increase in the order of Append.
+//  2. A segment gets its first record only after the one before it was synced, whole.
+//  3. A record says synced s only after everything up to s was synced.
+//  4. Nothing is written behind a tear, nor after a failed write or sync.
+//  5. A file is used again only after a durable checkpoint no longer needs it.
+//
+// Lock order: ckptMu, mu, then segMu or cacheMu, which are leaves.
+type Log struct {
+	// Fixed after Open.
+	dir    string
+	opts   Options
+	fs     FS
+	lock   io.Closer
+	base   base           // where replay starts
+	chain  chain          // what Open found; nil after Replay
+	kick   chan struct{}  // sent by wake calls, received by the preparer; capacity 1
+	quit   chan struct{}  // closed by Close
+	done   chan *batch    // sent and closed by the writer, received by the committer
+	closed chan struct{}  // closed when Close is done
+	memory int            // size of a chunk
+	wg     sync.WaitGroup // the three goroutines
+
+	mu       sync.Mutex
+	work     sync.Cond // the writer waits: the open batch has records, or closing
+	room     sync.Cond // appenders wait: pending shrank, a spare came, or an end
+	running  bool      // Replay has returned without an error
+	replayed bool      // Replay was called
+	closing  bool
+	failed   error // sticky; matches ErrFailed
+	full     error // why no spare could be prepared; matches ErrDiskFull; nil after one was
+	seq      uint64
+	pending  int
+	open     *batch
+	idle     []*batch // for reuse
+	chunk    *chunk   // the end of the log
+	current  *segment
+	offset   int // of the next record in current
+	records  int // in current
+	scratch  []byte
+	spares   []*segment // in order of their numbers
+	free     []*segment // files to use again or to remove
+	number   uint32     // last number given to a file
+	chunks   []*chunk   // for reuse
+
+	segMu    sync.RWMutex
+	segments map[uint32]*segment // with records, or current; by number
+	missing  error               // what Keep found to be missing
+
+	cacheMu sync.RWMutex
+	cache   ring
+
+	reported reported // owned by the committer; by Replay before it starts
+
+	ckptMu     sync.Mutex
+	checkpoint string // name of the newest; empty if none
+	reserve    atomic.Bool
+	logged     atomic.Int64 // bytes of log replayed and reported so far
+	sinceBase  atomic.Int64 // logged at the last checkpoint
+
+	file   *segment // owned by the writer: what it writes to
+	synced uint64   // owned by the writer
+
+	counts struct {
+		appends, batches, written, syncs, cacheHits, diskReads atomic.Int64
+	}
+}
+
+// batch is a run of records that is written, synced and reported together.
+type batch struct {
+	records []Committed
+	pieces  []piece
+	last    uint64   // sequence of its last record
+	end     Position // behind its last record
+	bytes   int
+	sync    bool
+	err     error
+}
+
+// piece is a part of a chunk, in whole records (and the segment header at the start).
+type piece struct {
+	chunk    *chunk
+	from, to int
+}
+
+// Append adds a record to the log. It returns before the record is written: Commit
+// tells the rest, if and only if Append returns nil. With sync the record is durable
+// when it is reported; without, it is written then, and durable with the next record
+// that asks for it, or when its segment is full or the log is closed.
+//
+// An error means that nothing was appended: ErrClosed, ErrFailed, ErrDiskFull or
+// ErrTooLarge. Append waits while 64 MiB are not reported yet, or until a segment is
+// ready, never for a sync of its own. Records of one goroutine keep their order.
+func (l *Log) Append(stream uint64, sync bool, p Payload) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		if err := l.admitLocked(sync); err != nil {
+			return err
+		}
+		if l.pending < maxPending {
+			break
+		}
+		l.room.Wait()
+	}
+
+	// The payload is encoded into its place if there is some room, else into scratch.
+	c := l.chunk
+	var body []byte
+	if free := c.limit - c.used - recordBytes; free >= directMargin {
+		from := c.used + recordBytes
+		body = p.AppendTo(c.mem[from:from:c.limit])
+		if len(body) <= free && (len(body) == 0 || &body[0] == &c.mem[from]) {
+			l.addLocked(c, stream, sync, len(body), p)
+			return nil
+		}
+	} else {
+		body = p.AppendTo(l.scratch[:0])
+	}
+	if len(body) > maxPayload {
+		return fmt.Errorf("%w: payload of %d bytes", ErrTooLarge, len(body))
+	}
+	l.scratch = nil // the body is in it, and placeLocked may let others in
+	c, err := l.placeLocked(recordSize(len(body)), sync)
+	if err != nil {
+		return err
+	}
+	copy(c.mem[c.used+recordBytes:], body)
+	l.addLocked(c, stream, sync, len(body), p)
+	if cap(body) <= maxScratch {
+		l.scratch = body[:0]
+	}
+	return nil
+}
+
+// admitLocked says whether a record may come in now.
+func (l *Log) admitLocked(sync bool) error {
+	switch {
+	case l.closing:
+		return ErrClosed
+	case l.failed != nil:
+		return l.failed
+	case !l.running:
+		return errOrder
+	case l.full != nil && sync && len(l.spares) <= 1:
+		l.wakePreparer() // no clock: each refusal asks again
+		return l.full
+	}
+	return nil
+}
+
+// placeLocked makes room for a record of size at the end of the log and returns the
+// chunk with the room: the present one, a new one, or the first of the next segment,
+// for which it may wait, and let others in meanwhile.
+func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
+	for {
+		if l.chunk.limit-l.chunk.used >= size {
+			return l.chunk, nil
+		}
+		if l.offset+size+endBytes <= int(l.current.size) {
+			if l.chunk.used > l.chunk.queued {
+				l.takeLocked(l.chunk, 0) // the segment header, alone
+			}
+			return l.newChunkLocked(size), nil
+		}
+		if len(l.spares) > 0 {
+			if err := l.rotateLocked(size); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if l.full != nil {
+			l.wakePreparer()
+			return nil, l.full
+		}
+		l.wakePreparer()
+		l.room.Wait()
+		if err := l.admitLocked(sync); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// addLocked makes the payload of n bytes that is in its place behind the end of c a
+// record, and puts it into the open batch.
+func (l *Log) addLocked(c *chunk, stream uint64, sync bool, n int, p Payload) {
+	l.seq++
+	var flags byte
+	if sync {
+		flags = flagSync
+	}
+	from := c.used
+	putRecord(c.mem[from:], n, l.seq, c.segment, kindData, flags, stream)
+	body := from + recordBytes
+	l.open.records = append(l.open.records, Committed{
+		Stream: stream, Sequence: l.seq, Pos: at(c.segment, c.base+uint32(from)),
+		Data: c.mem[body : body+n : body+n], Owner: p,
+	})
+	l.open.sync = l.open.sync || sync
+	l.records++
+	l.takeLocked(c, recordSize(n))
+	l.counts.appends.Add(1)
+}
+
+// takeLocked moves the end of the log behind the next size bytes of c and puts all of
+// c that is in no batch yet into the open one.
+func (l *Log) takeLocked(c *chunk, size int) {
+	b := l.open
+	c.used += size
+	l.offset = int(c.base) + c.used
+	l.pending += size
+	b.bytes += size
+	b.last, b.end = l.seq, at(c.segment, uint32(l.offset))
+	if n := len(b.pieces); n > 0 && b.pieces[n-1].chunk == c {
+		b.pieces[n-1].to = c.used
+	} else {
+		b.pieces = append(b.pieces, piece{c, c.queued, c.used})
+		c.pins++
+	}
+	c.queued = c.used
+	l.work.Signal()
+}
+
+// rotateLocked ends the current segment and goes on in the first spare, which is
+// made longer if a record of size does not fit into it.
+func (l *Log) rotateLocked(size int) error {
+	next := l.spares[0]
+	if need := int64(headerBytes + size + endBytes); need > next.size {
+		if err := next.file.Allocate(need); err != nil {
+			if isFull(err) {
+				return fmt.Errorf("%w: %w", ErrDiskFull, err)
+			}
+			l.failLocked(err)
+			return l.failed
+		}
+		next.size = need
+	}
+	l.spares = l.spares[1:]
+	l.endLocked(next.number)
+	l.startLocked(next, l.seq+1, false)
+	l.wakePreparer()
+	return nil
+}
+
+// endLocked appends the end record of the current segment, for which every chunk has
+// room to spare.
+func (l *Log) endLocked(next uint32) {
+	c := l.chunk
+	l.seq++
+	putEnd(c.mem[c.used:], l.seq, c.segment, next, l.seq+1)
+	l.takeLocked(c, endBytes)
+}
+
+// startLocked makes s the current segment, empty. Its header goes into the first
+// chunk, and so to disk with the first records, unless it is there.
+func (l *Log) startLocked(s *segment, first uint64, hasHeader bool) {
+	l.segMu.Lock()
+	l.segments[s.number] = s
+	l.segMu.Unlock()
+	l.current, l.records = s, 0
+	if hasHeader {
+		l.offset = headerBytes
+		l.newChunkLocked(0)
+		return
+	}
+	l.offset = 0
+	c := l.newChunkLocked(0)
+	putSegmentHeader(c.mem, s.number, first)
+	c.used, l.offset = headerBytes, headerBytes
+}
+
+func (l *Log) newBatchLocked() *batch {
+	if n := len(l.idle); n > 0 {
+		b := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		return b
+	}
+	return &batch{}
+}
+
+func (l *Log) failLocked(cause error) {
+	if l.failed == nil {
+		l.failed = fmt.Errorf("%w: %w", ErrFailed, cause)
+		l.opts.Logger.Error("the log failed and accepts nothing more", "dir", l.dir, "err", cause)
+	}
+	l.room.Broadcast()
+	l.work.Signal()
+}
+
+func (l *Log) fail(cause error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failLocked(cause)
+	return l.failed
+}
+
+// write is the writer. It stops when the log is closing and the open batch is empty,
+// seals the log, and closes done; Close waits for it.
+func (l *Log) write() {
+	defer l.wg.Done()
+	defer close(l.done)
+	for {
+		l.mu.Lock()
+		for len(l.open.pieces) == 0 && !l.closing {
+			l.work.Wait()
+		}
+		b, err, closing := l.open, l.failed, l.closing
+		if len(b.pieces) == 0 {
+			l.mu.Unlock()
+			l.seal(err)
+			return
+		}
+		l.open = l.newBatchLocked()
+		l.mu.Unlock()
+		if err == nil {
+			if err = l.flush(b, b.sync || closing); err != nil {
+				err = l.fail(err)
+			}
+		}
+		b.err = err
+		l.done <- b
+	}
+}
+
+// flush writes a batch, and syncs it if asked to. Where a new segment starts, the one
+// before it is synced first (invariant 2).
+func (l *Log) flush(b *batch, sync bool) error {
+	for _, p := range b.pieces {
+		c := p.chunk
+		if c.segment != l.file.number {
+			if err := l.syncFile(); err != nil {
+				return err
+			}
+			l.segMu.RLock()
+			l.file = l.segments[c.segment]
+			l.segMu.RUnlock()
+		}
+		i := p.from
+		if c.base == 0 && i == 0 {
+			i = headerBytes
+		}
+		last := l.synced
+		for i < p.to {
+			last = sequenceOf(c.mem[i:])
+			i += sealRecord(c.mem[i:], c.base+uint32(i), l.synced)
+		}
+		if _, err := l.file.file.WriteAt(c.mem[p.from:p.to], int64(c.base)+int64(p.from)); err != nil {
+			return err
+		}
+		l.file.written = max(l.file.written, last)
+		l.counts.written.Add(int64(p.to - p.from))
+	}
+	l.counts.batches.Add(1)
+	if sync {
+		return l.syncFile()
+	}
+	return nil
+}
+
+// syncFile syncs the segment that is written to. A failure is final: the caller fails
+// the log.
+func (l *Log) syncFile() error {
+	if l.file.written <= l.synced {
+		return nil
+	}
+	if err := l.file.file.Sync(); err != nil {
+		return err
+	}
+	l.counts.syncs.Add(1)
+	l.synced = l.file.written
+	return nil
+}
+
+// seal ends the log for good order: an end record, and behind it the header of the
+// next segment, which proves the end record. Damage to either, or a segment that was
+// cut short, is then damage and not a torn tail.
+//
+// It is done by the writer, alone. A log that has failed is left as it is.
+func (l *Log) seal(err error) {
+	if err != nil || l.records == 0 {
+		return
+	}
+	l.mu.Lock()
+	var next *segment
+	var number uint32
+	if len(l.spares) > 0 {
+		next, l.spares = l.spares[0], l.spares[1:]
+		number = next.number
+	}
+	l.endLocked(number)
+	b := l.open
+	l.open = l.newBatchLocked()
+	end, first := l.offset, l.seq+1
+	l.mu.Unlock()
+	if err = l.flush(b, true); err == nil && next != nil {
+		var h [headerBytes]byte
+		putSegmentHeader(h[:], number, first)
+		if _, err = next.file.WriteAt(h[:], 0); err == nil {
+			err = next.file.Sync()
+		}
+		l.segMu.Lock()
+		l.segments[number] = next // Close closes it
+		l.segMu.Unlock()
+		if err == nil { // give back what is not used
+			if err = l.file.file.Truncate(int64(end)); err == nil {
+				err = l.file.file.Sync()
+			}
+		}
+	}
+	if err != nil {
+		l.fail(err)
+	}
+}
+
+// report is the committer. It ends when the writer has closed done; Close waits for
+// it.
+func (l *Log) report() {
+	defer l.wg.Done()
+	for b := range l.done {
+		if b.err == nil && len(b.records) > 0 {
+			l.logged.Add(int64(b.bytes))
+			l.reported = reported{b.last, b.last + 1, b.end}
+		}
+		if l.opts.Commit != nil && len(b.records) > 0 {
+			l.opts.Commit(b.records, b.err)
+		}
+		l.mu.Lock()
+		for _, p := range b.pieces {
+			p.chunk.pins--
+		}
+		l.pending -= b.bytes
+		clear(b.records) // owners are not ours to keep alive
+		clear(b.pieces)
+		if cap(b.records) <= 1<<16 {
+			*b = batch{records: b.records[:0], pieces: b.pieces[:0]}
+			l.idle = append(l.idle, b)
+		}
+		l.room.Broadcast()
+		l.mu.Unlock()
+	}
+}
+
+// Close waits until everything that was appended is written, synced and reported,
+// marks the end of the log, and lets go of the directory. Appends that come later, or
+// wait for room, get ErrClosed. It returns the failure of the log, if it has one, and
+// the same again when it is called again. It must not be called from Commit.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	if l.closing {
+		l.mu.Unlock()
+		<-l.closed
+		return l.closeErr()
+	}
+	l.closing = true
+	running := l.running
+	l.room.Broadcast()
+	l.work.Signal()
+	l.mu.Unlock()
+	close(l.quit)
+	if running {
+		l.wg.Wait()
+	}
+	l.ckptMu.Lock() // a checkpoint that is being written is waited for
+	defer l.ckptMu.Unlock()
+	l.closeFiles()
+	close(l.closed)
+	return l.closeErr()
+}
+
+func (l *Log) closeErr() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}
+
+// closeFiles closes all there is. Nothing unsynced is in them, so errors do not matter.
+func (l *Log) closeFiles() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.segMu.Lock()
+	defer l.segMu.Unlock()
+	all := append(l.spares, l.free...)
+	for _, s := range l.segments {
+		all = append(all, s)
+	}
+	for _, s := range l.chain {
+		all = append(all, s)
+	}
+	for _, s := range all {
+		if s.file != nil {
+			s.file.Close()
+		}
+	}
+	if l.lock != nil {
+		l.lock.Close()
+	}
+}
