@@ -120,15 +120,18 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	}
 	b.instance = binary.LittleEndian.Uint64(seed[:])
 	b.mover = newMover(b)
-	b.shard = &shard{b: b, m: newMachine(), subs: make(map[consumerID]*Subscription)}
-	b.topology.Store(b.shard.m.topology)
-	local := b.engine == nil
-	if local {
-		b.lostLog = ErrStorage
+	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
 		}
 	}
+	// Whoever held messages of a local log when it was left went down with the process that wrote it.
+	_, local := b.engine.(*localEngine)
+	if local {
+		b.lostLog = ErrStorage
+	}
+	b.shard = newShard(b, local)
+	b.topology.Store(b.shard.m.topology)
 	if err := b.start(ctx, local); err != nil {
 		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
 	}
@@ -139,26 +142,18 @@ func (b *Broker) start(ctx context.Context, local bool) error {
 	if p := b.engine.Placement(); p != OneShard {
 		return &InvalidError{"Options.Engine", "its placement is not one shard"}
 	}
-	log, err := b.engine.Open(ctx, 1, lateShard{b.shard})
+	log, err := b.engine.Open(ctx, 1, b.shard)
 	if err != nil {
 		return err
 	}
-	b.shard.log = log
-	b.shard.Lead(true)
-	if err := b.shard.start(ctx, local); err != nil {
-		return err
+	b.shard.opened(log)
+	if local {
+		if err := b.shard.serves(ctx); err != nil {
+			return err
+		}
 	}
 	go b.mover.run() // ends by mover.stop in Close, which waits for it
 	return nil
-}
-
-// lateShard holds back Lead until the shard knows its log.
-type lateShard struct{ *shard }
-
-func (s lateShard) Lead(leading bool) {
-	if !leading {
-		s.shard.Lead(false)
-	}
 }
 
 // now is the broker's clock as an instant.
@@ -344,7 +339,9 @@ func (b *Broker) Close() error {
 			return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
 		})
 	}
-	err := errors.Join(b.shard.log.Close(), b.engine.Close())
+	err := b.shard.log.Close()
+	b.shard.starts.Wait()
+	err = errors.Join(err, b.engine.Close())
 	if err != nil {
 		err = fmt.Errorf("broker: close: %w", err)
 	}

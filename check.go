@@ -63,7 +63,8 @@ func (r *readySet) check(once func(entry, bool)) {
 	last := entry{}
 	var per [MaxPriorities]int
 	r.each(func(e entry) bool {
-		invariant.Check(e.level > last.level || e.level == last.level && (n == 0 || e.seq > last.seq), "ready 1: message %d after %d", e.seq, last.seq)
+		inOrder := e.level > last.level || e.level == last.level && (n == 0 || e.seq > last.seq)
+		invariant.Check(inOrder, "ready 1: message %d after %d", e.seq, last.seq)
 		once(e, false)
 		per[e.level]++
 		n++

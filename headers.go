@@ -381,3 +381,52 @@ func (c *criterion) match(h map[string]any) bool {
 	f, ok := plainForm(v)
 	return ok && f.equal(c.value)
 }
+
+// criteriaChunk is the most bindings in one chunk of a criteriaList.
+const criteriaChunk = 256
+
+// criteriaList is the bindings of a HeadersMatch exchange, each of which has to be tried for
+// every message: chunks in the order of compareBinding, none empty. It is never changed, only
+// replaced, which copies one chunk and the list of chunks. (The tree of bindings would do
+// but for its iterator, a function that would move the walk to the heap.)
+type criteriaList [][]*binding
+
+// chunkOf returns the index of the chunk that holds b or where b belongs, in a list that is
+// not empty.
+func (l criteriaList) chunkOf(b *binding) int {
+	i, found := slices.BinarySearchFunc(l, b, func(chunk []*binding, b *binding) int { return compareBinding(chunk[0], b) })
+	if found {
+		return i
+	}
+	return max(i-1, 0)
+}
+
+// with returns the list with b, which it does not hold.
+func (l criteriaList) with(b *binding) criteriaList {
+	if len(l) == 0 {
+		return criteriaList{{b}}
+	}
+	c := l.chunkOf(b)
+	i, _ := slices.BinarySearchFunc(l[c], b, compareBinding)
+	chunk := slices.Insert(slices.Clone(l[c]), i, b)
+	next := slices.Clone(l)
+	next[c] = chunk
+	if half := len(chunk) / 2; len(chunk) > criteriaChunk {
+		next[c] = slices.Clone(chunk[:half])
+		next = slices.Insert(next, c+1, slices.Clone(chunk[half:]))
+	}
+	return next
+}
+
+// without returns the list without b, which it holds.
+func (l criteriaList) without(b *binding) criteriaList {
+	c := l.chunkOf(b)
+	i, found := slices.BinarySearchFunc(l[c], b, compareBinding)
+	invariant.Check(found, "a binding to remove is not among the criteria")
+	next := slices.Clone(l)
+	if len(l[c]) == 1 {
+		return slices.Delete(next, c, c+1)
+	}
+	next[c] = slices.Delete(slices.Clone(l[c]), i, i+1)
+	return next
+}

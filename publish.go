@@ -1,6 +1,7 @@
 package bourse
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,9 @@ type publication struct {
 	targets []queueID
 	few     [4]queueID // room for targets
 	index   int        // in a batch
+
+	mu        sync.Mutex // guards abandoned, and the body when it is read again after submit
+	abandoned bool       // the caller has the body back
 }
 
 // AppendTo implements Proposal.
@@ -38,11 +42,33 @@ func (p *publication) Durable() bool { return true }
 func (p *publication) Done(a Answer, err error) {
 	if err == nil && a.Code == answerGone {
 		// The queues were deleted between routing and the log: route anew, elsewhere, since this is the
-		// log's goroutine. The goroutine ends with the publication's outcome.
-		go p.submit()
+		// log's goroutine. The goroutine ends when the publication is proposed or has its outcome.
+		go p.again()
 		return
 	}
 	p.finish(err)
+}
+
+// again submits p once more, with a copy of the body, which is the caller's again as soon as it gives up.
+func (p *publication) again() {
+	p.mu.Lock()
+	abandoned := p.abandoned
+	if !abandoned {
+		p.message.Body = bytes.Clone(p.message.Body)
+	}
+	p.mu.Unlock()
+	if abandoned {
+		p.finish(ErrQueueGone) // nobody listens
+		return
+	}
+	p.submit()
+}
+
+// abandon says that the caller takes the body back without waiting for the outcome.
+func (p *publication) abandon() {
+	p.mu.Lock()
+	p.abandoned = true
+	p.mu.Unlock()
 }
 
 func (p *publication) finish(err error) {
@@ -132,6 +158,7 @@ func (b *Broker) Publish(ctx context.Context, m Message) error {
 		return err
 	case <-ctx.Done():
 		// w is not used again: its outcome is still to come.
+		p.abandon()
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
 	}
 }
@@ -192,6 +219,9 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 	select {
 	case <-t.outcome:
 	case <-ctx.Done():
+		for i := range t.pubs {
+			t.pubs[i].abandon()
+		}
 		return fmt.Errorf("broker: publish a batch of %d: %w: %w", len(ms), ErrUnknownOutcome, ctx.Err())
 	}
 	if !t.failed.Load() {

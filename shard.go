@@ -11,8 +11,9 @@ import (
 // shard is the shell around a machine: it feeds it from the log, and does what the machine orders. It
 // implements Machine.
 type shard struct {
-	b   *Broker // fixed after open
-	log Log     // fixed after open
+	b    *Broker // fixed, as lost is
+	log  Log     // fixed after opened, before which nothing is proposed
+	lost bool    // consumers of an earlier session went down with their process
 
 	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
 	m         *machine
@@ -21,8 +22,16 @@ type shard struct {
 	subs      map[consumerID]*Subscription
 	consumers uint32 // numbers given in this session
 	session   uint32
+	serving   chan struct{}   // closed when the session is open; another one after leadership was lost
+	starts    sync.WaitGroup  // goroutines that open a session
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
+}
+
+func newShard(b *Broker, lost bool) *shard {
+	return &shard{
+		b: b, lost: lost, m: newMachine(), subs: make(map[consumerID]*Subscription), serving: make(chan struct{}),
+	}
 }
 
 // Apply implements Machine. It runs on the log's goroutine.
@@ -110,22 +119,76 @@ func (s *shard) setWakeLocked(at instant) {
 	})
 }
 
-// Lead implements Machine.
+// opened gives the shard its log, and starts what had to wait for it.
+func (s *shard) opened(log Log) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = log
+	if s.leading {
+		s.leadLocked()
+	}
+}
+
+// Lead implements Machine. It may come before opened.
 func (s *shard) Lead(leading bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.leading == leading {
-		return
+	switch {
+	case s.leading == leading:
+	case leading:
+		s.leading = true
+		if s.log != nil {
+			s.leadLocked()
+		}
+	default:
+		s.leading = false
+		s.setWakeLocked(0)
+		select {
+		case <-s.serving:
+			s.serving = make(chan struct{})
+		default:
+		}
+		for _, sub := range s.subs {
+			sub.end(s.b.lostLog)
+		}
 	}
-	s.leading = leading
-	if leading {
-		s.out = s.m.lead(s.out[:0])
-		s.run(nil, s.out)
-		return
+}
+
+// leadLocked does what the state orders anew, and opens a session, in which consumers can attach.
+func (s *shard) leadLocked() {
+	s.out = s.m.lead(s.out[:0])
+	s.run(nil, s.out)
+	serving := s.serving
+	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
+		answer, err := s.call(context.Background(), false, func(dst []byte, at instant) []byte {
+			return appendOpen(dst, at, s.lost)
+		})
+		if err != nil {
+			s.b.log.Warn("no session was opened", "err", err)
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.session, s.consumers = uint32(answer.Code-answerNumber), 0
+		if serving == s.serving {
+			close(serving)
+		}
+	})
+}
+
+// serves waits until consumers can attach here.
+func (s *shard) serves(ctx context.Context) error {
+	s.mu.Lock()
+	serving, leading := s.serving, s.leading
+	s.mu.Unlock()
+	if !leading {
+		return s.b.lostLog
 	}
-	s.setWakeLocked(0)
-	for _, sub := range s.subs {
-		sub.end(s.b.lostLog)
+	select {
+	case <-serving:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -156,19 +219,6 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.m = m
-	return nil
-}
-
-// start opens a session, in which consumers can attach. lost: consumers of the last one, if there are any
-// left, went down with their process.
-func (s *shard) start(ctx context.Context, lost bool) error {
-	answer, err := s.call(ctx, false, func(dst []byte, at instant) []byte { return appendOpen(dst, at, lost) })
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.session = uint32(answer.Code - answerNumber)
 	return nil
 }
 

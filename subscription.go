@@ -25,16 +25,17 @@ type Subscription struct {
 	queue queueDef
 	id    consumerID
 	auto  bool
+	once  sync.Once // of Close
+	err   error     // of that Close; written by once
 
-	mu       sync.Mutex // guards below; taken under shard.mu, never around a proposal
-	buffer   []lent     // what the machine has lent and Next has not taken: buffer[first:]
-	first    int
-	handed   uint64              // highest tag that Next has taken
-	ackedTo  uint64              // highest tag that AckUpTo has settled
-	stale    map[uint64]struct{} // handed tags that were taken back; nil until there is one
-	ended    error               // why nothing comes any more
-	signal   chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
-	detached chan struct{}       // closed by Close when the queue has taken everything back
+	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
+	buffer  []lent     // what the machine has lent and Next has not taken: buffer[first:]
+	first   int
+	handed  uint64              // highest tag that Next has taken
+	ackedTo uint64              // highest tag that AckUpTo has settled
+	stale   map[uint64]struct{} // handed tags that were taken back; nil until there is one
+	ended   error               // why nothing comes any more
+	signal  chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 
 	touched bool // guarded by shard.mu: it is in shard.touched
 }
@@ -86,8 +87,11 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 	if !ok {
 		return nil, ErrNotFound
 	}
+	if err := b.shard.serves(ctx); err != nil {
+		return nil, err
+	}
 	s := &Subscription{
-		b: b, queue: def, id: b.shard.newConsumer(), signal: make(chan struct{}, 1), detached: make(chan struct{}),
+		b: b, queue: def, id: b.shard.newConsumer(), signal: make(chan struct{}, 1),
 	}
 	b.shard.register(s)
 	answer, err := b.call(ctx, false, func(dst []byte, at instant) []byte {
@@ -329,25 +333,22 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 
 // Close ends the subscription. What it holds, taken by Next or not, goes back to its place without a
 // failure; after Close has returned nothing more is sent to it, and verdicts on its deliveries are ErrUnknownDelivery.
-// Closing again does nothing.
+// Closing again returns what the first Close did.
 func (s *Subscription) Close() error {
+	s.once.Do(func() { s.err = s.close() })
+	return s.err
+}
+
+func (s *Subscription) close() error {
 	s.mu.Lock()
-	again := errors.Is(s.ended, ErrClosed)
-	gone := s.ended
-	if !again {
-		s.ended = ErrClosed
-		s.buffer, s.first = nil, 0
-	}
+	before := s.ended
+	s.ended = ErrClosed
+	s.buffer, s.first = nil, 0
 	s.mu.Unlock()
 	s.wake()
-	if again {
-		<-s.detached
-		return nil
-	}
-	defer close(s.detached)
 	defer s.b.shard.unregister(s)
-	if gone != nil {
-		return nil // the queue, and with it the consumer, is gone
+	if before != nil {
+		return nil // the consumer is gone already: with its queue, its broker or its log
 	}
 	_, err := s.b.call(context.Background(), false, func(dst []byte, at instant) []byte {
 		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)

@@ -20,7 +20,7 @@ type Handler func(ctx context.Context, d *Delivery) error
 type WorkOptions struct {
 	Concurrency int           // handlers at once; default 1, at most MaxPrefetch
 	Prefetch    int           // default twice Concurrency, at least Concurrency
-	Timeout     time.Duration // per delivery, then its ctx ends; default: the queue's AckDeadline
+	Timeout     time.Duration // for a handler, then its ctx ends; default and most: until the delivery's deadline
 	Grace       time.Duration // for handlers still running at the end, then their ctx ends; default 10 s
 }
 
@@ -101,9 +101,6 @@ func (b *Broker) Work(ctx context.Context, queue string, h Handler, opts WorkOpt
 	if err != nil {
 		return err
 	}
-	if opts.Timeout == 0 {
-		opts.Timeout = sub.queue.AckDeadline
-	}
 	w := &work{b: b, sub: sub, h: h, opts: opts}
 	return w.run(ctx)
 }
@@ -182,7 +179,11 @@ func (w *work) loop(intake, handling context.Context) error {
 
 func (w *work) handle(ctx context.Context, d *Delivery) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := w.b.clock.AfterFunc(w.opts.Timeout, func() { cancel(context.DeadlineExceeded) })
+	timeout := time.Duration(d.loan.deadline - w.b.now())
+	if w.opts.Timeout > 0 {
+		timeout = min(timeout, w.opts.Timeout)
+	}
+	stop := w.b.clock.AfterFunc(timeout, func() { cancel(context.DeadlineExceeded) })
 	err := w.protected(ctx, d)
 	stop()
 	cancel(nil)
@@ -219,7 +220,9 @@ func (w *work) protected(ctx context.Context, d *Delivery) (err error) {
 
 // Codec turns values of T into bodies and back.
 type Codec[T any] interface {
+	// Encode returns the body for v, which the caller owns.
 	Encode(v T) ([]byte, error)
+	// Decode returns the value in body, which it does not keep.
 	Decode(body []byte) (T, error)
 }
 
