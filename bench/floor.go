@@ -2,8 +2,9 @@
 //
 // That least is the floor (floor.go): an append to one preallocated log, a checksum, one write and one sync for all
 // who wait, a handover in process of a body that is the consumer's own, a short append for the ack. It routes nothing,
-// orders nothing by priority, remembers no loan and could not recover. Each scenario runs on the floor and on a broker in turn, in the same process
-// and on the same disk, so that a noisy machine hurts both, and the ratio says what the broker costs.
+// orders nothing by priority, remembers no loan and could not recover. Each scenario runs on the floor and on a broker
+// in turn, in the same process and on the same disk, so that a noisy machine hurts both, and the ratio says what the
+// broker costs.
 //
 //	go test -bench . ./bench
 //	go run ./bench/cmd/w -rounds 5 -seconds 2
