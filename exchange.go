@@ -182,6 +182,13 @@ func firstBinding(b *binding) *binding {
 // longer than a key may be, ErrTooMany if more than MaxExchangeHops exchanges would be
 // asked: a message is refused rather than given to some of its queues.
 func (t *topology) route(exchange, key string, headers map[string]any, dst []queueID) ([]queueID, error) {
+	if exchange == "" && len(key) <= MaxNameBytes {
+		// The default exchange has no bindings and no alternate: most messages need no walk.
+		if q, ok := t.queueNames.Get(named[*queueDef]{name: key}); ok {
+			dst = append(dst, q.value.id)
+		}
+		return dst, nil
+	}
 	ex, ok := t.exchangeNamed(exchange)
 	if !ok {
 		return dst, noExchange(exchange)

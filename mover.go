@@ -164,7 +164,7 @@ func (p *moving) read() error {
 	if p.deaths, err = decodeDeaths(env.deaths); err != nil {
 		return err
 	}
-	return env.message(&p.message)
+	return env.message(cmd, &p.message)
 }
 
 // address finds the queues for the dead message and writes its death into its history. Where the dead-letter
