@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -24,7 +25,8 @@ type shard struct {
 	subs      map[consumerID]*Subscription
 	consumers uint32 // numbers given in this session
 	session   uint32
-	serving   chan struct{}   // closed when the session is open; another one after leadership was lost
+	serving   error           // why consumers cannot attach; nil while a session is open
+	turned    chan struct{}   // closed when serving or leading changes, and replaced
 	starts    sync.WaitGroup  // goroutines that open a session
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
@@ -33,7 +35,7 @@ type shard struct {
 func newShard(b *Broker, number uint64, m *machine) *shard {
 	_, local := b.engine.(*localEngine)
 	return &shard{
-		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription), serving: make(chan struct{}),
+		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription), serving: errNoSession, turned: make(chan struct{}),
 	}
 }
 
@@ -147,11 +149,7 @@ func (s *shard) Lead(leading bool) {
 	default:
 		s.leading = false
 		s.setWakeLocked(0)
-		select {
-		case <-s.serving:
-			s.serving = make(chan struct{})
-		default:
-		}
+		s.serveLocked(errNoSession)
 		for _, sub := range s.subs {
 			sub.end(s.b.lostLog)
 		}
@@ -162,37 +160,59 @@ func (s *shard) Lead(leading bool) {
 func (s *shard) leadLocked() {
 	s.out = s.m.lead(s.out[:0])
 	s.run(nil, s.out)
-	serving := s.serving
 	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
 		answer, err := s.call(context.Background(), false, func(dst []byte, at instant) []byte {
 			return appendOpen(dst, at, s.lost)
 		})
-		if err != nil {
-			s.b.log.Warn("no session was opened", "err", err)
-			return
-		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.session, s.consumers = uint32(answer.Code-answerNumber), 0
-		if serving == s.serving {
-			close(serving)
+		if err != nil {
+			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
+			s.serveLocked(err)
+			return
 		}
+		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
+		// whoever attaches in it until then must be told.
+		session := uint32(answer.Code - answerNumber)
+		if !s.leading || session <= s.session {
+			return
+		}
+		s.session, s.consumers = session, 0
+		for id, sub := range s.subs {
+			if id.session() != session {
+				sub.end(s.b.lostLog)
+			}
+		}
+		s.serveLocked(nil)
 	})
+}
+
+// errNoSession says that a session is about to be opened.
+var errNoSession = errors.New("no session yet")
+
+func (s *shard) serveLocked(err error) {
+	s.serving = err
+	close(s.turned)
+	s.turned = make(chan struct{})
 }
 
 // serves waits until consumers can attach here.
 func (s *shard) serves(ctx context.Context) error {
-	s.mu.Lock()
-	serving, leading := s.serving, s.leading
-	s.mu.Unlock()
-	if !leading {
-		return s.b.lostLog
-	}
-	select {
-	case <-serving:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	for {
+		s.mu.Lock()
+		serving, leading, turned := s.serving, s.leading, s.turned
+		s.mu.Unlock()
+		switch {
+		case !leading:
+			return s.b.lostLog
+		case serving != errNoSession:
+			return serving
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
