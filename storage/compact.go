@@ -96,6 +96,8 @@ func (l *Log) prepareOne() bool {
 		l.full = nil
 		l.spares = append(l.spares, s)
 		return true
+	case isFull(err) && len(l.free) > 0: // freed meanwhile
+		return true
 	case isFull(err):
 		if l.full == nil {
 			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
@@ -245,5 +247,8 @@ func (l *Log) freeSegments(m Mark) {
 		}
 	}
 	l.segMu.Unlock()
+	if len(l.free) > 0 {
+		l.full = nil // let appends wait for what the preparer finds now
+	}
 	l.wakePreparer()
 }

@@ -21,7 +21,7 @@ import (
 // its calls. Then the recovered log is used further, crashed, and recovered once more.
 // Run with -crash.seeds=200 for a long run.
 
-var crashSeeds = flag.Int("crash.seeds", 6, "workloads to crash at every call")
+var crashSeeds = flag.Int("crash.seeds", 3, "workloads to crash at every call")
 
 type crashCounts struct{ calls, images, nested, again atomic.Int64 }
 

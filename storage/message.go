@@ -131,6 +131,7 @@ func (l *Log) Free(pos Position) {
 // Stats is a view of a log, of one instant as far as that is cheap.
 type Stats struct {
 	Segments  int    // files with records
+	Dead      int    // of them, without references: the next checkpoint frees them
 	Spares    int    // files prepared for use
 	Bytes     int64  // size of these files
 	Live      int64  // references
@@ -142,7 +143,7 @@ type Stats struct {
 	Written   int64 // bytes of records
 	CacheHits int64 // reads from memory
 	DiskReads int64
-	Full      bool // no space for another segment
+	Full      bool // no space for another segment: write a checkpoint once any is Dead
 	Failed    bool
 }
 
@@ -160,6 +161,9 @@ func (l *Log) Stats() Stats {
 	for _, s := range l.segments {
 		st.Bytes += s.size
 		st.Live += s.live.Load()
+		if s.live.Load() == 0 && s != l.current {
+			st.Dead++
+		}
 	}
 	st.Segments = len(l.segments)
 	l.segMu.RUnlock()
