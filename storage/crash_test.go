@@ -118,7 +118,7 @@ func recoverImage(im image, rng *source, nested func() bool, n *crashCounts) err
 	}
 	// What follows must replace what was cut off, for good.
 	for range 3 {
-		if err := a.append(op{salt: uint64(rng.Intn(1 << 40)), size: rng.Intn(200), sync: true}); err != nil {
+		if err := a.append(op{salt: uint64(rng.Intn(1 << 30)), size: rng.Intn(200), sync: true}); err != nil {
 			a.log.Close()
 			return fmt.Errorf("%s: then: %w", im.what, err)
 		}

@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"sync/atomic"
+
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // Records that something still refers to: read, kept, freed. And what is counted.
@@ -121,10 +123,11 @@ func (l *Log) Keep(pos Position, n int) {
 	s.live.Add(int64(n))
 }
 
-// Free takes one reference back.
+// Free takes one reference back. More of them than Keep gave is a bug, and panics: the
+// segment could be freed under somebody else's records.
 func (l *Log) Free(pos Position) {
-	if s := l.segment(pos.segment()); s != nil {
-		s.live.Add(-1)
+	if s := l.segment(pos.segment()); s == nil || s.live.Add(-1) < 0 {
+		invariant.Check(false, "free of record %x, which nobody keeps", uint64(pos))
 	}
 }
 

@@ -254,9 +254,7 @@ func (l *Log) findCheckpoint(names []string) (live []uint32, err error) {
 				Wanted: fmt.Sprintf("sequence %d, as the name says", all[len(all)-1]+1)}
 		}
 		for _, seq := range all[:len(all)-1] {
-			if err := l.fs.Remove(l.checkpointName(seq)); err != nil {
-				return nil, err
-			}
+			l.remove(l.checkpointName(seq))
 		}
 		l.base, live = m.base, m.live
 	}
@@ -603,8 +601,8 @@ func (l *Log) goOn(t tail) error {
 	for _, other := range spares {
 		if other.size == int64(l.opts.SegmentBytes) && len(l.spares) < l.opts.Spare {
 			l.spares = append(l.spares, other)
-		} else if err := l.removeSegments([]*segment{other}); err != nil {
-			return err
+		} else {
+			l.removeSegments([]*segment{other})
 		}
 	}
 	l.chain = nil
