@@ -21,7 +21,7 @@ import (
 // its calls. Then the recovered log is used further, crashed, and recovered once more.
 // Run with -crash.seeds=200 for a long run.
 
-var crashSeeds = flag.Int("crash.seeds", 6, "workloads to crash at every call")
+var crashSeeds = flag.Int("crash.seeds", 3, "workloads to crash at every call")
 
 type crashCounts struct{ calls, images, nested, again atomic.Int64 }
 
@@ -118,7 +118,7 @@ func recoverImage(im image, rng *source, nested func() bool, n *crashCounts) err
 	}
 	// What follows must replace what was cut off, for good.
 	for range 3 {
-		if err := a.append(op{salt: uint64(rng.Intn(1 << 40)), size: rng.Intn(200), sync: true}); err != nil {
+		if err := a.append(op{salt: uint64(rng.Intn(1 << 30)), size: rng.Intn(200), sync: true}); err != nil {
 			a.log.Close()
 			return fmt.Errorf("%s: then: %w", im.what, err)
 		}

@@ -104,6 +104,9 @@ func TestDamage(t *testing.T) {
 		for _, name := range names {
 			_, size := openMem(t, good, name)
 			for i := range size {
+				if !closed && i%5 != 0 {
+					continue
+				}
 				fs := good.Crash(CrashKept, nil)
 				f, _ := openMem(t, fs, name)
 				var b [1]byte

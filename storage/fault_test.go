@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -22,7 +23,9 @@ import (
 
 func TestEveryCallFails(t *testing.T) {
 	points, tolerated := 0, 0
-	for name, fault := range map[string]error{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EMFILE": syscall.EMFILE, "short": ErrShortWrite} {
+	for name, fault := range map[string]error{
+		"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EMFILE": syscall.EMFILE, "short": ErrShortWrite,
+	} {
 		for n := 1; ; n++ {
 			what := fmt.Sprintf("%s at call %d", name, n)
 			fs := &MemFS{}
@@ -106,6 +109,52 @@ func TestFailedSyncIsFinal(t *testing.T) {
 	require.Equal(t, syncs, l.Stats().Syncs)
 }
 
+// A kernel may take pages that it failed to write for clean: they can be read, and no
+// later sync writes them. What recovery counts it must write again.
+func TestSyncThatForgets(t *testing.T) {
+	fs := &MemFS{}
+	var fail atomic.Bool
+	ffs := &FaultFS{FS: fs, Rule: func(op, name string, _ int) error {
+		if op == "sync" && fail.CompareAndSwap(true, false) {
+			require.NoError(t, fs.forget(name))
+			return syscall.EIO
+		}
+		return nil
+	}}
+	for _, before := range []int{0, 1, 3} {
+		within(10*time.Second, "forgetting", func() {
+			dir := fmt.Sprint(before)
+			a := newApp()
+			require.NoError(t, a.open(dir, Options{FS: ffs, SegmentBytes: testSegment}, nil))
+			for range before {
+				require.NoError(t, a.append(op{size: 600, sync: true}))
+				require.NoError(t, a.wait())
+			}
+			for a.log.Stats().Spares < 2 { // so that no other sync is hit
+				runtime.Gosched()
+			}
+			for !a.log.reserve.Load() {
+				runtime.Gosched()
+			}
+			fail.Store(true)
+			require.NoError(t, a.append(op{size: 600, sync: true}))
+			require.ErrorIs(t, a.wait(), ErrFailed)
+			require.ErrorIs(t, a.log.Close(), ErrFailed)
+
+			ops, _, _ := a.view()
+			b := newApp()
+			require.NoError(t, b.open(dir, Options{FS: fs, SegmentBytes: testSegment}, ops))
+			require.Equal(t, before+1, int(b.last))
+			lost := fs.Crash(CrashLost, nil)
+			require.NoError(t, b.log.Close())
+			c := newApp()
+			require.NoError(t, c.open(dir, Options{FS: lost, SegmentBytes: testSegment}, ops))
+			require.Equal(t, before+1, int(c.last))
+			require.NoError(t, c.log.Close())
+		})
+	}
+}
+
 // On a full disk data is refused and settling goes on; freeing makes room; after a
 // checkpoint data is accepted again, without a new Open.
 func TestDiskFullAndBack(t *testing.T) {
@@ -137,12 +186,7 @@ func TestDiskFullAndBack(t *testing.T) {
 					require.NoError(t, a.open("d", o, ops))
 					fill()
 				}
-				for _, id := range sortedIDs(a.live) { // one by one, by the reserve
-					require.NoError(t, a.append(op{drop: id}), "round %d", round)
-				}
-				require.NoError(t, a.wait())
-				m := a.log.Mark() // nothing else runs
-				require.NoError(t, a.log.WriteCheckpoint(m, bytes.NewReader(a.encode())))
+				drain(t, a, fmt.Sprintf("round %d", round))
 				within(10*time.Second, "recovering", func() {
 					for {
 						err := a.append(op{size: 300, sync: true})
@@ -158,6 +202,32 @@ func TestDiskFullAndBack(t *testing.T) {
 			require.NoError(t, a.log.Close())
 		})
 	}
+}
+
+// drain takes everything away, by the reserve, with a checkpoint when that is used up.
+func drain(t *testing.T, a *app, what string) {
+	t.Helper()
+	save := func() {
+		require.NoError(t, a.wait(), what)
+		// Nothing else runs, so the mark may be taken here.
+		require.NoError(t, a.log.WriteCheckpoint(a.log.Mark(), bytes.NewReader(a.encode())), what)
+	}
+	within(10*time.Second, what, func() {
+		for _, id := range sortedIDs(a.live) {
+			for {
+				err := a.append(op{drop: id})
+				if err == nil {
+					break
+				}
+				require.ErrorIs(t, err, ErrDiskFull, what)
+				require.NoError(t, a.wait(), what)
+				if a.log.Stats().Dead > 0 {
+					save()
+				}
+			}
+		}
+		save()
+	})
 }
 
 // Killed on a full disk again and again: it opens each time, and drains in the end.
@@ -177,11 +247,7 @@ func TestDiskFullKilled(t *testing.T) {
 		})
 		require.NoError(t, a.wait())
 		if round == 11 {
-			for _, id := range sortedIDs(a.live) {
-				require.NoError(t, a.append(op{drop: id}), "round %d", round)
-			}
-			require.NoError(t, a.wait())
-			require.NoError(t, a.log.WriteCheckpoint(a.log.Mark(), bytes.NewReader(a.encode())))
+			drain(t, a, "at the end")
 		}
 		killed := fs.Crash(CrashKilled, rng.Intn)
 		ops, _, _ = a.view()
@@ -199,7 +265,7 @@ func TestCheckpointDiskFull(t *testing.T) {
 	require.NoError(t, a.wait())
 	within(10*time.Second, "preparing", func() {
 		for !a.log.reserve.Load() {
-			time.Sleep(time.Millisecond) // lint: the preparer has no other sign
+			runtime.Gosched() // the preparer gives no other sign
 		}
 	})
 	m := a.log.Mark()

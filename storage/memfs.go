@@ -469,6 +469,20 @@ func (f *memFile) Sync() error {
 	return nil
 }
 
+// forget takes what is not synced in a file for synced, though it is not on disk: what
+// some kernels do to pages that could not be written.
+func (m *MemFS) forget(name string) error {
+	f, err := m.Open(name)
+	if err != nil {
+		return err
+	}
+	n := f.(*memFile).node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pending = nil
+	return nil
+}
+
 // CrashMode says what a power cut does to what was not synced.
 type CrashMode int
 

@@ -143,6 +143,28 @@ func TestHoleBelowSyncIsDamage(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
+// A segment header cannot be torn off a first record in the same sector: damage, even if
+// nothing says that the record was durable.
+func TestHeaderBeforeGoodRecord(t *testing.T) {
+	fs := &MemFS{}
+	c := newCollector()
+	l, _ := open(t, "d", Options{FS: fs, SegmentBytes: testSegment, Commit: c.commit})
+	require.NoError(t, l.Append(1, true, raw("one")))
+	c.wait(1)
+	crashed := fs.Crash(CrashKept, nil)
+	require.NoError(t, l.Close())
+	f, err := crashed.Open(l.segmentName(1))
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte{0xff}, 20)
+	require.NoError(t, err)
+	l, err = Open("d", Options{FS: crashed, SegmentBytes: testSegment})
+	require.NoError(t, err)
+	var bad *CorruptError
+	require.ErrorAs(t, l.Replay(nil), &bad)
+	require.Zero(t, bad.Offset)
+	require.NoError(t, l.Close())
+}
+
 func FuzzRecord(f *testing.F) {
 	f.Add(frame("hello", 3, 64, 12), uint32(3), uint32(64))
 	f.Add(make([]byte, 64), uint32(0), uint32(0))

@@ -20,7 +20,8 @@ import (
 //	        4. read the header of the newest checkpoint; remove older ones
 //	        5. sort the segment files: live, to be replayed, prepared, free
 //	Replay  6. sync what the last owner may have left unsynced
-//	        7. follow the segments from the checkpoint, by sequence, to the end
+//	        7. follow the segments from the checkpoint, by sequence, to the end, and
+//	           write the last records again
 //	        8. decide what the end is: untouched, a tear, or damage
 //	        9. seal a tear; go on in a new segment; start the goroutines
 //
@@ -253,9 +254,7 @@ func (l *Log) findCheckpoint(names []string) (live []uint32, err error) {
 				Wanted: fmt.Sprintf("sequence %d, as the name says", all[len(all)-1]+1)}
 		}
 		for _, seq := range all[:len(all)-1] {
-			if err := l.fs.Remove(l.checkpointName(seq)); err != nil {
-				return nil, err
-			}
+			l.remove(l.checkpointName(seq))
 		}
 		l.base, live = m.base, m.live
 	}
@@ -469,8 +468,49 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 			continue
 		}
 		t := tail{segment: s, offset: offset + uint32(i), seq: seq, touched: i > 0 || offset > headerBytes}
+		if number == newest && s.header {
+			if err := l.rewrite(s, offset, buf[:i]); err != nil {
+				return tail{}, err
+			}
+		}
 		return l.judge(t, buf[i:], number < newest, end.kind == kindEnd, bad)
 	}
+}
+
+// rewrite writes the records at the end of the log, b, which was read from offset, once
+// more, as far as none of them says that they were durable, and syncs. It is for this:
+// 1. a sync fails, and the kernel marks the pages clean that it could not write; 2. the
+// log is closed as failed and opened again; 3. the records are read from memory, and
+// counted; 4. a sync returns success, having nothing to do; 5. the pages are dropped,
+// and the records are gone. What is overwritten has the same content, or did not count.
+func (l *Log) rewrite(s *segment, offset uint32, b []byte) error {
+	durable := s.first - 1
+	if offset > headerBytes {
+		durable = l.base.next - 1 // the checkpoint synced what is before it
+	}
+	for i := 0; i < len(b); {
+		r, _ := decodeRecord(b[i:], s.number, offset+uint32(i))
+		durable = max(durable, r.synced)
+		i += r.size
+	}
+	from := 0
+	for from < len(b) && sequenceOf(b[from:]) <= durable {
+		r, _ := decodeRecord(b[from:], s.number, offset+uint32(from))
+		from += r.size
+	}
+	b, start := b[from:], int64(offset)+int64(from)
+	if start == headerBytes { // nothing in it was durable, and so was the header not
+		b = append(make([]byte, headerBytes), b...)
+		putSegmentHeader(b, s.number, s.first)
+		start = 0
+	}
+	if len(b) == 0 {
+		return nil
+	}
+	if _, err := s.file.WriteAt(b, start); err != nil {
+		return err
+	}
+	return s.file.Sync()
 }
 
 func cmpErr(err, otherwise error) error {
@@ -561,8 +601,8 @@ func (l *Log) goOn(t tail) error {
 	for _, other := range spares {
 		if other.size == int64(l.opts.SegmentBytes) && len(l.spares) < l.opts.Spare {
 			l.spares = append(l.spares, other)
-		} else if err := l.removeSegments([]*segment{other}); err != nil {
-			return err
+		} else {
+			l.removeSegments([]*segment{other})
 		}
 	}
 	l.chain = nil

@@ -136,9 +136,7 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 
 	// 3. Only now may anything go that the checkpoint before it needs.
 	if l.checkpoint != "" && l.checkpoint != name {
-		if err := l.fs.Remove(l.checkpoint); err != nil {
-			return l.fail(err) // two checkpoints that both count must not pile up
-		}
+		l.remove(l.checkpoint) // the newest counts, whether this is there or not
 	}
 	l.checkpoint = name
 	l.sinceBase.Store(m.logged)

@@ -450,8 +450,11 @@ func (l *Log) seal(err error) {
 	if err != nil || l.records == 0 {
 		return
 	}
-	l.prep.Wait()
-	if len(l.spares) == 0 && l.full == nil { // the preparer did not get that far
+	l.prep.Wait() // spares and number have no other user now
+	l.mu.Lock()
+	full := l.full
+	l.mu.Unlock()
+	if len(l.spares) == 0 && full == nil { // the preparer did not get that far
 		l.number++
 		spare, err := l.createSegment(l.number, int64(l.opts.SegmentBytes), false)
 		if err == nil {
