@@ -3,6 +3,7 @@ package replicate
 import (
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -135,6 +136,14 @@ func TestDirectory(t *testing.T) {
 			t.Errorf("Close: %v", err)
 		}
 	}
+	busy, err := net.Listen("tcp4", cfg.RaftAddress)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(cfg); err == nil || errors.Is(err, bourse.ErrStorage) {
+		t.Errorf("start on a busy port: %v", err)
+	}
+	_ = busy.Close()
 	moved := cfg
 	moved.RaftAddress = c.cfgs[1].RaftAddress
 	moved.Members = map[uint64]string{1: moved.RaftAddress, 2: cfg.RaftAddress}

@@ -64,8 +64,8 @@ func unclaim(dir string) {
 }
 
 // Start starts, or restarts, this node. It does not wait for the others. The error is an
-// *bourse.InvalidError for a bad Config, else it matches ErrDirInUse, ErrForeignDir or
-// ErrStorage.
+// *bourse.InvalidError for a bad Config, a *net.OpError if RaftAddress cannot be listened
+// on, else it matches ErrDirInUse, ErrForeignDir or ErrStorage.
 func Start(cfg Config) (*Node, error) {
 	cfg, err := cfg.complete()
 	if err != nil {

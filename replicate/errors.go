@@ -3,6 +3,7 @@ package replicate
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 
@@ -23,7 +24,10 @@ func started(err error) error {
 		}
 		return false
 	}
+	var port *net.OpError
 	switch {
+	case errors.As(err, &port):
+		return err
 	case has("lock directory", "LOCK", "resource temporarily unavailable"):
 		return fmt.Errorf("%w: %w", bourse.ErrDirInUse, err)
 	case has("hostname changed", "not the owner", "deployment ID", "incompatible", "logdb type", "hard settings"):

@@ -165,6 +165,9 @@ func (s *stream) check(ms ...*enginetest.Machine) (confirmed, refused, unknown i
 func (c *cluster) openAll() (logs []bourse.Log, ms []*enginetest.Machine) {
 	c.tb.Helper()
 	for _, n := range c.nodes {
+		if n == nil {
+			continue
+		}
 		m := enginetest.NewMachine()
 		l, err := n.Open(context.Background(), 1, m)
 		if err != nil {
