@@ -211,3 +211,12 @@ func (cs *calls) check(refusals bool) {
 		last = c.ordinal
 	}
 }
+
+// Command encodes a command for a [Machine], of at least size bytes: the machine notes the id,
+// and keeps the command if keep is true.
+func Command(id uint64, size int, keep bool) []byte {
+	if keep {
+		return command(opKeep, id, size)
+	}
+	return command(opPlain, id, size)
+}
