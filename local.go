@@ -328,6 +328,9 @@ func (s *localShard) state() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if encoded, ok := w.(snapshot); ok {
+		return encoded, nil
+	}
 	var b bytes.Buffer
 	_, err = w.WriteTo(&b)
 	return b.Bytes(), err

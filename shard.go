@@ -220,7 +220,7 @@ func (s *shard) serves(ctx context.Context) error {
 func (s *shard) Snapshot() (io.WriterTo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return snapshot(s.m.appendTo(nil)), nil
+	return snapshot(s.m.appendTo(make([]byte, 0, s.m.snapshotBytes()))), nil
 }
 
 type snapshot []byte

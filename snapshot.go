@@ -52,6 +52,15 @@ func decodeEntry(r *wire.Reader, levels int) entry {
 	return e
 }
 
+// snapshotBytes is about what a snapshot takes, so that a large one is not moved while it grows.
+func (m *machine) snapshotBytes() int {
+	n := 4 << 10
+	for _, q := range m.order {
+		n += 1<<10 + 40*q.size()
+	}
+	return n
+}
+
 func (m *machine) appendTo(dst []byte) []byte {
 	dst = append(dst, snapshotVersion, byte(m.role))
 	dst = wire.AppendVarint(dst, int64(m.now))

@@ -100,6 +100,11 @@ func benchmarkScenario(b *testing.B, shared *Bench, s Scenario) {
 		rounds = append(rounds, Round{floor, broker})
 	}
 	r := Result{s, rounds}
+	var took time.Duration
+	for _, round := range rounds {
+		took += round.Broker.Elapsed
+	}
+	b.ReportMetric(float64(took)/float64(b.N), "ns/op") // without the collection of garbage before each part
 	b.ReportMetric(r.Ratio(), "ratio")
 	b.ReportMetric(r.broker(Sample.AllocsPerMessage), "allocs/msg")
 	b.ReportMetric(r.broker(Sample.BytesPerMessage), "B/msg")

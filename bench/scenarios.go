@@ -307,8 +307,8 @@ func (b *Bench) floorPaced(l limit) (int, []time.Duration, error) {
 	return n, took, nil
 }
 
-// paced calls publish Rate times per second with bodies that carry the time. A publisher that came too late does
-// not hurry: that would be another rate. It stops at an error.
+// paced calls publish Rate times per second with bodies that carry the time of the call; what is late is published at
+// once, so that the rate holds. It stops at an error.
 func (b *Bench) paced(l limit, publish func(body []byte) error) int {
 	pause := time.Second / time.Duration(b.cfg.Rate)
 	n := 0
