@@ -239,7 +239,7 @@ func TestHandlerEndsAtDeadline(t *testing.T) {
 		stop, end := context.WithCancel(ctx)
 		err = b.Work(stop, "q", func(ctx context.Context, d *bourse.Delivery) error {
 			if string(d.Body) == "first" {
-				time.Sleep(4 * time.Second) // virtual: the other waits in the buffer of the subscription
+				<-time.After(4 * time.Second) // virtual: the other waits in the buffer of the subscription
 				return nil
 			}
 			start := time.Now()
