@@ -35,7 +35,8 @@ type shard struct {
 func newShard(b *Broker, number uint64, m *machine) *shard {
 	_, local := b.engine.(*localEngine)
 	return &shard{
-		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription), serving: errNoSession, turned: make(chan struct{}),
+		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription),
+		serving: errNoSession, turned: make(chan struct{}),
 	}
 }
 
