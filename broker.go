@@ -131,7 +131,12 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	if _, local := b.engine.(*localEngine); local {
 		b.lostLog = ErrStorage
 	}
-	b.placement = newPlacement(b, b.engine.Placement())
+	kind := b.engine.Placement()
+	if kind != OneShard && kind != ShardPerQueue {
+		err := invalid("Options.Engine", "its placement is %d, which is neither OneShard nor ShardPerQueue", kind)
+		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
+	}
+	b.placement = newPlacement(b, kind)
 	if err := b.placement.start(ctx); err != nil {
 		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
 	}

@@ -87,7 +87,8 @@ type scriptConsumer struct {
 
 func newScript(t *testing.T, snapshots bool) *script {
 	s := &script{
-		t: t, m: newMachine(roleAll, newTopology(topologyLimits{})), snapshots: snapshots, start: instant(1_700_000_000 * time.Second), held: map[Ref]int{},
+		t: t, m: newMachine(roleAll, newTopology(topologyLimits{})),
+		snapshots: snapshots, start: instant(1_700_000_000 * time.Second), held: map[Ref]int{},
 		messages: map[Ref]string{}, consumers: map[string]scriptConsumer{}, slots: map[plainTag]slotID{},
 	}
 	s.now = s.start

@@ -341,7 +341,8 @@ func TestUnreliableProposals(t *testing.T) {
 	confirmed, refused, unknown := s.check(ms...)
 	mu.Lock()
 	defer mu.Unlock()
-	t.Logf("%d confirmed, %d refused and proposed again, %d unknown; lost, unanswered, doubled, busy, late: %v", confirmed, refused, unknown, did)
+	t.Logf("%d confirmed, %d refused and proposed again, %d unknown; lost, unanswered, doubled, busy, late: %v",
+		confirmed, refused, unknown, did)
 	for i, n := range did {
 		if n == 0 {
 			t.Errorf("disturbance %d never happened", i)
