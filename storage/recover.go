@@ -256,7 +256,7 @@ func (l *Log) findCheckpoint(names []string) (live []uint32, err error) {
 		for _, seq := range all[:len(all)-1] {
 			l.remove(l.checkpointName(seq))
 		}
-		l.base, live = m.base, m.live
+		l.base, live, l.saved = m.base, m.live, m.base.next
 	}
 	l.reported = reported{l.base.next - 1, l.base.next, at(l.base.segment, l.base.offset)}
 	return live, nil

@@ -124,6 +124,7 @@ type Log struct {
 
 	ckptMu     sync.Mutex
 	checkpoint string // name of the newest; empty if none
+	saved      uint64 // where replay from it starts
 	reserve    atomic.Bool
 	logged     atomic.Int64 // bytes of log replayed and reported so far
 	sinceBase  atomic.Int64 // logged at the last checkpoint
