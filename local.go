@@ -86,6 +86,9 @@ type localEngine struct {
 
 	entries []Entry // owned by commit, kept for its memory
 	size    int64   // owned by commit: of the last checkpoint, so that the next one is worth its cost
+	dead    int     // owned by commit: segments that were free for the taking when it looked last
+
+	full atomic.Bool // a proposal was refused because the disk is full
 }
 
 // recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
@@ -229,9 +232,23 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		e.apply(batch[:n])
 		batch = batch[n:]
 	}
-	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) {
+	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) || e.full.Load() && e.reclaimable() {
 		e.checkpoint()
 	}
+}
+
+// reclaimable reports whether a checkpoint would give a full disk back what drained segments hold, and no checkpoint
+// has tried that yet.
+func (e *localEngine) reclaimable() bool {
+	s := e.store.Stats()
+	if !s.Full {
+		e.full.Store(false)
+		e.dead = 0
+		return false
+	}
+	more := s.Dead > e.dead
+	e.dead = s.Dead
+	return more
 }
 
 // opened is the shard of a proposal.
@@ -375,6 +392,9 @@ func (s *localShard) Propose(p Proposal) error {
 	}
 	if err := s.e.store.Append(s.shard, p.Durable(), p); err != nil {
 		s.left(1)
+		if errors.Is(err, storage.ErrDiskFull) {
+			s.e.full.Store(true)
+		}
 		return storageError(err)
 	}
 	return nil
