@@ -328,18 +328,22 @@ func (s *shard) post(encode func([]byte, instant) []byte) error {
 	return s.log.Propose(&posting{b: s.b, encode: encode})
 }
 
-// close detaches the consumers in good order and closes the log.
+// close ends the consumers in good order, and closes the log. One command ends them together: were they detached one by one,
+// what the first gives back would be lent to the next. It opens another session, so an attach that comes behind it
+// is refused; one that came before it may have registered after the first look.
 func (s *shard) close(why error) error {
 	s.mu.Lock()
 	s.setWakeLocked(0)
 	s.mu.Unlock()
-	for _, sub := range s.subscriptions() {
-		sub.end(why)
-		// An error means that the log has failed or leads elsewhere: the messages come back from there.
-		_ = s.post(func(dst []byte, at instant) []byte {
-			return detach{queue: sub.queue.id, consumer: sub.id}.appendTo(dst, at)
-		})
+	end := func() {
+		for _, sub := range s.subscriptions() {
+			sub.end(why)
+		}
 	}
+	end()
+	// An error means that the log has failed or leads elsewhere: the messages come back from there.
+	_ = s.post(func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })
+	end()
 	err := s.log.Close()
 	s.starts.Wait()
 	return err
