@@ -243,9 +243,12 @@ func (m *killModel) died(name string, h bourse.Held, fail func(string, ...any)) 
 		return
 	}
 	s := m.at("jobs", name)
+	if s.final {
+		return // an earlier check has seen it
+	}
 	switch d := h.Deaths[0]; {
 	case d.Reason == bourse.ReasonRejected && d.Note != "no "+name,
-		d.Reason == bourse.ReasonRejected && !s.reject && !s.final,
+		d.Reason == bourse.ReasonRejected && !s.reject,
 		d.Reason == bourse.ReasonDeliveryLimit && s.deliveries < killRetries,
 		d.Reason != bourse.ReasonRejected && d.Reason != bourse.ReasonDeliveryLimit:
 		fail("%s died of %s (%s), known: %+v", name, d.Reason, d.Note, *s)
