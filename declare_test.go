@@ -86,7 +86,8 @@ func TestDeclarationsRefused(t *testing.T) {
 		{&Queue{Name: "q"}, "Declaration"},
 		{(*Exchange)(nil), "Declaration"},
 	}
-	base := declared(t, Exchange{Name: "e", Alternate: "f"}, Exchange{Name: "h", Kind: HeadersMatch}, Exchange{Name: "c", Kind: ConsistentHash})
+	base := declared(t, Exchange{Name: "e", Alternate: "f"}, Exchange{Name: "h", Kind: HeadersMatch},
+		Exchange{Name: "c", Kind: ConsistentHash})
 	for _, row := range rows {
 		ds := []Declaration{row.d}
 		if _, ok := row.d.(Binding); ok {
@@ -171,4 +172,22 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	require.EqualError(t, err, `queue "q" exists with other settings: DeadLetter.Discard is false, declared true`)
 	_, _, err = top.declare([]Declaration{Exchange{Name: "e"}})
 	require.EqualError(t, err, `exchange "e" exists with other settings: Kind is topic, declared direct, Alternate is "f", declared ""`)
+}
+
+func TestDeclarationsMalformed(t *testing.T) {
+	good := appendDeclarations(nil, []Declaration{Queue{Name: "q"}})
+	head := good[:5] // version, count, kind, name
+	rows := map[string][]byte{
+		"another version":        append([]byte{2}, good[1:]...),
+		"an unknown kind":        {1, 1, 4, 0, 0},
+		"a count past the end":   {1, 200, 1, kindExchange, 0, 0, 0},
+		"priorities of 33 bits":  append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
+		"headers do not decode":  {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
+		"discard is not a truth": append(append([]byte{}, good[:len(good)-1]...), 2),
+	}
+	for name, b := range rows {
+		r := wire.NewReader(append(b, make([]byte, 16)...))
+		require.Nil(t, decodeDeclarations(&r), name)
+		require.ErrorIs(t, r.Err(), wire.ErrMalformed, name)
+	}
 }

@@ -73,7 +73,7 @@ func (l *settlement) Done(a Answer, err error) {
 // propose sends the verdict into the log; the state must be taken.
 func (l *settlement) propose(v verdict, pause time.Duration, note string, answer chan settled) error {
 	l.verdict, l.pause, l.note, l.answer = v, pause, clipNote(note), answer
-	return l.sub.b.shard.log.Propose(l)
+	return l.sub.shard.log.Propose(l)
 }
 
 // known reports why no verdict can be given any more, as far as that is known here.
@@ -138,18 +138,20 @@ func (d *Delivery) Ack() error { return d.settle("ack", verdictAck, 0, "", nil) 
 
 // AckSync says done, and returns when that is durable: the message will not come back, whatever crashes. It also
 // tells for certain if the loan had been taken back before, with ErrStaleDelivery. If ctx ends first the
-// error matches ErrUnknownOutcome.
+// error matches ErrUnknownOutcome; if it had ended before the call, nothing is said and the loan goes on.
 func (d *Delivery) AckSync(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return d.describe("ack", err)
+	}
 	answer := make(chan settled, 1)
 	if err := d.settle("ack", verdictAck, 0, "", answer); err != nil {
 		return err
 	}
-	select {
-	case a := <-answer:
-		return d.outcome("ack", a)
-	case <-ctx.Done():
+	a, known := await(ctx, answer)
+	if !known {
 		return d.describe("ack", fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err()))
 	}
+	return d.outcome("ack", a)
 }
 
 func (d *Delivery) outcome(op string, a settled) error {
@@ -201,7 +203,7 @@ func (d *Delivery) Extend(by time.Duration) error {
 		return d.describe("extend", err)
 	}
 	s := d.loan.sub
-	err := s.b.post(false, func(dst []byte, at instant) []byte {
+	err := s.shard.post(func(dst []byte, at instant) []byte {
 		return settle{
 			queue: s.queue.id, consumer: s.id, tag: d.loan.tag, slot: d.loan.slot, verdict: verdictExtend, pause: by,
 		}.appendTo(dst, at)

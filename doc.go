@@ -49,6 +49,7 @@
 // # From AMQP 0-9-1
 //
 //	exchange.declare, queue.declare, *.bind    Broker.Declare
+//	*.declare, passive                         Broker.Check
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
 //	queue.purge                                Broker.Purge
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch

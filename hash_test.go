@@ -109,9 +109,10 @@ func TestHashIsIndependentOfOrder(t *testing.T) {
 			bindings = append(bindings, Binding{Exchange: "e", Queue: name, Weight: rapid.IntRange(0, 100).Draw(t, "weight")})
 		}
 		mixed := rapid.Permutation(append(slices.Clone(queues), bindings...)).Draw(t, "order")
-		one, _, err := newTopology(topologyLimits{}).declare(append(append([]Declaration{Exchange{Name: "e", Kind: ConsistentHash}}, queues...), bindings...))
+		hash := Exchange{Name: "e", Kind: ConsistentHash}
+		one, _, err := newTopology(topologyLimits{}).declare(slices.Concat([]Declaration{hash}, queues, bindings))
 		require.NoError(t, err)
-		two, _, err := newTopology(topologyLimits{}).declare([]Declaration{Queue{Name: "zero"}, Exchange{Name: "e", Kind: ConsistentHash}})
+		two, _, err := newTopology(topologyLimits{}).declare([]Declaration{Queue{Name: "zero"}, hash})
 		require.NoError(t, err)
 		two, _, err = two.declare(mixed)
 		require.NoError(t, err)
@@ -126,6 +127,22 @@ func TestHashIsIndependentOfOrder(t *testing.T) {
 		qb, _ := two.queueByID(b[0])
 		require.Equal(t, qa.Name, qb.Name)
 	})
+}
+
+func TestHashWeightsOfOneTargetAddUp(t *testing.T) {
+	ds := []Declaration{Exchange{Name: "e", Kind: ConsistentHash}, Queue{Name: "a"}, Queue{Name: "b"},
+		Binding{Exchange: "e", Queue: "b", Weight: 5}}
+	one := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 5})...)
+	two := declared(t, append(slices.Clone(ds), Binding{Exchange: "e", Queue: "a", Weight: 2},
+		Binding{Exchange: "e", Queue: "a", Weight: 3})...)
+	for i := range 1000 {
+		key := fmt.Sprint(i)
+		require.Equal(t, routed(t, one, "e", key, nil), routed(t, two, "e", key, nil))
+	}
+	two, _, err := two.remove([]Declaration{Binding{Exchange: "e", Queue: "a", Weight: 2},
+		Binding{Exchange: "e", Queue: "a", Weight: 3}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"b"}, routed(t, two, "e", "k", nil))
 }
 
 func TestNegLog2(t *testing.T) {
@@ -147,5 +164,24 @@ func TestNegLog2IsProportionalNearZero(t *testing.T) {
 	// Large exchanges decide among draws near zero: their ratios must hold there.
 	for _, d := range []uint64{1 << 20, 1 << 30, 1 << 40, 1 << 50, 1 << 54} {
 		require.InEpsilon(t, 2.0, float64(negLog2(math.MaxUint64-2*d))/float64(negLog2(math.MaxUint64-d)), 0.005)
+	}
+}
+
+func TestHashTellsAQueueFromAnExchangeOfItsName(t *testing.T) {
+	ds := []Declaration{Exchange{Name: "e", Kind: ConsistentHash}, Exchange{Name: "x", Kind: Fanout}, Queue{Name: "x"},
+		Queue{Name: "behind"},
+		Binding{Exchange: "e", Queue: "x"}, Binding{Exchange: "e", Destination: "x"}, Binding{Exchange: "x", Queue: "behind"}}
+	top, counts := declared(t, ds...), map[string]int{}
+	for i := range 1000 {
+		got := routed(t, top, "e", fmt.Sprint(i), nil)
+		require.Len(t, got, 1)
+		counts[got[0]]++
+	}
+	require.InDelta(t, 500, counts["x"], 80)
+	require.InDelta(t, 500, counts["behind"], 80)
+	top, _, err := top.remove([]Declaration{Binding{Exchange: "e", Destination: "x"}})
+	require.NoError(t, err)
+	for i := range 100 {
+		require.Equal(t, []string{"x"}, routed(t, top, "e", fmt.Sprint(i), nil))
 	}
 }

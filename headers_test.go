@@ -3,10 +3,12 @@ package bourse
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/boursemq/bourse/internal/wire"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -98,6 +100,54 @@ func TestHeadersRefused(t *testing.T) {
 	delete(many, "0")
 	require.NoError(t, validateHeaders("Message.Headers", many))
 	require.Nil(t, validateCriteria("Binding.Headers", map[string]any{"k": nil}))
+}
+
+func TestHeadersMalformed(t *testing.T) {
+	rows := map[string][]byte{
+		"another version":        {2, 1, 1, 'a', tagTrue},
+		"no headers":             {1, 0},
+		"a name twice":           {1, 2, 1, 'a', tagTrue, 1, 'a', tagTrue},
+		"names out of order":     {1, 2, 1, 'b', tagTrue, 1, 'a', tagTrue},
+		"no name":                {1, 1, 0, tagTrue},
+		"a control character":    {1, 1, 1, '\n', tagTrue},
+		"an unknown tag":         {1, 1, 1, 'a', tagTime + 1},
+		"an unsigned that fits":  {1, 1, 1, 'a', tagUint, 7},
+		"too many nanoseconds":   {1, 1, 1, 'a', tagTime, 2, 0x80, 0x94, 0xeb, 0xdc, 3},
+		"a count past the end":   {1, 60, 1, 'a', tagTrue},
+		"a length past the end":  {1, 1, 1, 'a', tagString, 9, 'x'},
+		"bytes behind the last":  {1, 1, 1, 'a', tagTrue, 0},
+		"more than can be valid": make([]byte, MaxHeaderBytes+1),
+	}
+	for name, b := range rows {
+		_, err := decodeHeaders(b)
+		require.ErrorIs(t, err, wire.ErrMalformed, name)
+	}
+	_, err := decodeHeaders([]byte{1, 1, 1, 'a', tagTrue})
+	require.NoError(t, err)
+}
+
+func TestCriteriaListKeepsOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 3*criteriaChunk).Draw(t, "n")
+		step := rapid.SampledFrom([]int{1, 7, 11, 769}).Draw(t, "step") // coprime to most n: a mixed order
+		var list criteriaList
+		bindingOf := func(i int) *binding { return &binding{Binding: Binding{Key: fmt.Sprintf("%04d", i*step%9973)}} }
+		for i := range n {
+			list = list.with(bindingOf(i))
+		}
+		full, before := list, slices.Concat(list...)
+		require.True(t, slices.IsSortedFunc(before, compareBinding))
+		require.Len(t, before, n)
+		for i := range n {
+			list = list.without(bindingOf(i))
+			for _, chunk := range list {
+				require.NotEmpty(t, chunk)
+				require.LessOrEqual(t, len(chunk), criteriaChunk)
+			}
+		}
+		require.Empty(t, list)
+		require.Equal(t, before, slices.Concat(full...), "the old list changed")
+	})
 }
 
 func headerValues() *rapid.Generator[any] {

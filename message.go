@@ -20,7 +20,7 @@ type Message struct {
 	ID        string
 	Priority  uint8          // see Queue.Priorities
 	Headers   map[string]any // values: string, bool, integers, floats, time.Time, []byte
-	Timestamp time.Time      // the publisher's; carried, not interpreted
+	Timestamp time.Time      // the publisher's; carried, not interpreted; in the years 1678 to 2261
 	// Body is neither changed nor kept after Publish has returned or the Confirm is done.
 	Body []byte
 }
@@ -71,12 +71,10 @@ func (c *Confirm) Wait(ctx context.Context) error {
 	if done {
 		return err
 	}
-	select {
-	case <-c.Done():
-		return c.Err()
-	case <-ctx.Done():
+	if _, known := await(ctx, c.Done()); !known {
 		return fmt.Errorf("broker: wait for a confirm: %w: %w", ErrUnknownOutcome, ctx.Err())
 	}
+	return c.Err()
 }
 
 // published implements publisher.

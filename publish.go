@@ -1,11 +1,13 @@
 package bourse
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // publisher waits for the outcome of a publication.
@@ -22,6 +24,12 @@ type publication struct {
 	targets []queueID
 	few     [4]queueID // room for targets
 	index   int        // in a batch
+
+	mu        sync.Mutex // guards below, and the body when it is read again after submit
+	abandoned bool       // the caller has the body back
+	left      int        // parts without an outcome
+	taken     int        // parts that a queue took
+	failed    error      // of the parts
 }
 
 // AppendTo implements Proposal.
@@ -38,11 +46,33 @@ func (p *publication) Durable() bool { return true }
 func (p *publication) Done(a Answer, err error) {
 	if err == nil && a.Code == answerGone {
 		// The queues were deleted between routing and the log: route anew, elsewhere, since this is the
-		// log's goroutine. The goroutine ends with the publication's outcome.
-		go p.submit()
+		// log's goroutine. The goroutine ends when the publication is proposed or has its outcome.
+		go p.again()
 		return
 	}
 	p.finish(err)
+}
+
+// again submits p once more, with a copy of the body, which is the caller's again as soon as it gives up.
+func (p *publication) again() {
+	p.mu.Lock()
+	abandoned := p.abandoned
+	if !abandoned {
+		p.message.Body = bytes.Clone(p.message.Body)
+	}
+	p.mu.Unlock()
+	if abandoned {
+		p.finish(ErrQueueGone) // nobody listens
+		return
+	}
+	p.submit()
+}
+
+// abandon says that the caller takes the body back without waiting for the outcome.
+func (p *publication) abandon() {
+	p.mu.Lock()
+	p.abandoned = true
+	p.mu.Unlock()
 }
 
 func (p *publication) finish(err error) {
@@ -78,10 +108,79 @@ func (p *publication) submit() {
 	}
 	if err == nil {
 		p.targets = targets
-		err = p.b.shard.log.Propose(p)
+		shard := p.b.placement.of(targets[0])
+		for _, id := range targets[1:] {
+			if p.b.placement.of(id) != shard {
+				p.submitParts()
+				return
+			}
+		}
+		if err = ErrQueueGone; shard != nil {
+			err = shard.log.Propose(p)
+		}
 	}
 	if err != nil {
 		p.finish(err)
+	}
+}
+
+// part is what a publication brings to a shard, if its targets are in more than one.
+type part struct {
+	p      *publication
+	shard  *shard // nil: the queue is gone
+	target [1]queueID
+}
+
+// submitParts proposes a command for each target. They succeed or fail one by one.
+func (p *publication) submitParts() {
+	parts := make([]part, len(p.targets))
+	p.mu.Lock()
+	p.left, p.taken, p.failed = len(parts), 0, nil
+	p.mu.Unlock()
+	for i, id := range p.targets {
+		parts[i] = part{p: p, shard: p.b.placement.of(id), target: [1]queueID{id}}
+	}
+	for i := range parts {
+		t := &parts[i]
+		if t.shard == nil {
+			t.Done(Answer{Code: answerGone}, nil)
+		} else if err := t.shard.log.Propose(t); err != nil {
+			t.Done(Answer{}, err)
+		}
+	}
+}
+
+// AppendTo implements Proposal.
+func (t *part) AppendTo(dst []byte) []byte {
+	dst = appendHeader(dst, cmdEnqueue, t.p.b.now())
+	dst = appendTargets(dst, t.target[:])
+	return appendMessage(dst, &t.p.message, t.p.made, nil)
+}
+
+// Durable implements Proposal.
+func (t *part) Durable() bool { return true }
+
+// Done implements Proposal. The last part brings the outcome: nil if each target took the message or is gone,
+// and at least one took it.
+func (t *part) Done(a Answer, err error) {
+	p := t.p
+	p.mu.Lock()
+	p.left--
+	switch {
+	case err != nil:
+		def, _ := p.b.topology.Load().queueByID(t.target[0])
+		p.failed = errors.Join(p.failed, fmt.Errorf("queue %q: %w", def.Name, err))
+	case a.Code == answerOK:
+		p.taken++
+	}
+	left, taken, failed := p.left, p.taken, p.failed
+	p.mu.Unlock()
+	switch {
+	case left > 0:
+	case failed == nil && taken == 0:
+		go p.again()
+	default:
+		p.finish(failed)
 	}
 }
 
@@ -110,29 +209,50 @@ type waiting struct {
 
 func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
 
-var waitings = sync.Pool{New: func() any { return &waiting{outcome: make(chan error, 1)} }}
+func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 
 // Publish routes m and returns when every queue that took it holds it durably. An error that matches
 // ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed: it may be stored, so retry
 // with the same Message.ID. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange, an
 // *InvalidError, ErrDiskFull, ErrClosed, ErrStorage or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
-	w := waitings.Get().(*waiting)
+	w := b.waitings.Get().(*waiting)
 	p := &w.pub
 	p.b, p.owner, p.message = b, w, m
 	if err := p.start(ctx); err != nil {
 		p.message = Message{}
-		waitings.Put(w)
+		b.waitings.Put(w)
 		return err
 	}
 	p.submit()
-	select {
-	case err := <-w.outcome:
-		waitings.Put(w)
-		return err
-	case <-ctx.Done():
+	err, known := await(ctx, w.outcome)
+	if !known {
 		// w is not used again: its outcome is still to come.
+		p.abandon()
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
+	}
+	b.waitings.Put(w)
+	return err
+}
+
+// await returns what outcome brings, and false if ctx ends before. An outcome that is there counts, even if ctx
+// has ended too: select alone would toss a coin.
+func await[T any](ctx context.Context, outcome <-chan T) (got T, known bool) {
+	select {
+	case got = <-outcome:
+		return got, true
+	default:
+	}
+	select {
+	case got = <-outcome:
+		return got, true
+	case <-ctx.Done():
+	}
+	select {
+	case got = <-outcome:
+		return got, true
+	default:
+		return got, false
 	}
 }
 
@@ -189,9 +309,10 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 		}
 		p.submit()
 	}
-	select {
-	case <-t.outcome:
-	case <-ctx.Done():
+	if _, known := await(ctx, t.outcome); !known {
+		for i := range t.pubs {
+			t.pubs[i].abandon()
+		}
 		return fmt.Errorf("broker: publish a batch of %d: %w: %w", len(ms), ErrUnknownOutcome, ctx.Err())
 	}
 	if !t.failed.Load() {
@@ -212,6 +333,9 @@ func (b *Broker) checkMessage(m *Message) error {
 	}
 	if len(m.Body) > b.opts.MaxBodyBytes {
 		return &InvalidError{"Message.Body", fmt.Sprintf("%d bytes, limit %d", len(m.Body), b.opts.MaxBodyBytes)}
+	}
+	if t := m.Timestamp; !t.IsZero() && !time.Unix(0, t.UnixNano()).Equal(t) {
+		return invalid("Message.Timestamp", "is %v, want a time in the years 1678 to 2261", t)
 	}
 	if len(m.Headers) > 0 {
 		if err := validateHeaders("Message.Headers", m.Headers); err != nil {
@@ -268,6 +392,7 @@ func (g *gate) acquire(ctx context.Context, n int64) error {
 	for i := range g.line {
 		if g.line[i] == w {
 			g.line = append(g.line[:i], g.line[i+1:]...)
+			g.letLocked() // a smaller one may have stood behind it
 			return ctx.Err()
 		}
 	}
@@ -288,6 +413,11 @@ func (g *gate) release(n int64) {
 func (g *gate) releaseLocked(n int64) {
 	g.count--
 	g.bytes -= n
+	g.letLocked()
+}
+
+// letLocked lets in who stands first in line, as long as they fit.
+func (g *gate) letLocked() {
 	for len(g.line) > 0 && g.fits(g.line[0].bytes) {
 		w := g.line[0]
 		g.line = g.line[1:]

@@ -263,7 +263,8 @@ func TestSemanticsAlternate(t *testing.T) {
 		Exchange{Name: "g", Alternate: "e"}, Exchange{Name: "dangling", Alternate: "nowhere"},
 		Exchange{Name: "self", Alternate: "self"}, Exchange{Name: "loop1", Alternate: "loop2"}, Exchange{Name: "loop2", Alternate: "loop1"},
 		Queue{Name: "qe"}, Queue{Name: "qf"}, Queue{Name: "qg"},
-		Binding{Exchange: "e", Queue: "qe", Key: "1"}, Binding{Exchange: "f", Queue: "qf", Key: "2.#"}, Binding{Exchange: "g", Queue: "qg", Key: "3"})
+		Binding{Exchange: "e", Queue: "qe", Key: "1"}, Binding{Exchange: "f", Queue: "qf", Key: "2.#"},
+		Binding{Exchange: "g", Queue: "qg", Key: "3"})
 	rows := []struct {
 		name, exchange, key string
 		want                []string
@@ -300,6 +301,15 @@ func TestSemanticsAlternateAndBindings(t *testing.T) {
 	less, _, err := top.remove([]Declaration{Binding{Exchange: "e", Queue: "q"}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"ql"}, routed(t, less, "e", "k", nil))
+
+	// The inner of two that lead nowhere hands over, and the outer has routed with it.
+	top = declared(t, Exchange{Name: "outer", Kind: Fanout, Alternate: "a"}, Exchange{Name: "inner", Alternate: "b"},
+		Exchange{Name: "a", Kind: Fanout}, Exchange{Name: "b", Kind: Fanout}, Queue{Name: "qa"}, Queue{Name: "qb"},
+		Binding{Exchange: "outer", Destination: "inner"}, Binding{Exchange: "a", Queue: "qa"}, Binding{Exchange: "b", Queue: "qb"})
+	require.Equal(t, []string{"qb"}, routed(t, top, "outer", "k", nil))
+	top, _, err = top.remove([]Declaration{Queue{Name: "qb"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"qa"}, routed(t, top, "outer", "k", nil))
 
 	// The alternate gets headers unchanged.
 	top = declared(t, Exchange{Name: "e", Alternate: "h"}, Exchange{Name: "h", Kind: HeadersMatch}, Queue{Name: "q"},

@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -11,9 +12,11 @@ import (
 // shard is the shell around a machine: it feeds it from the log, and does what the machine orders. It
 // implements Machine.
 type shard struct {
-	b    *Broker // fixed, as lost is
+	b    *Broker // fixed, as number and lost are
 	log  Log     // fixed after opened, before which nothing is proposed
 	lost bool    // consumers of an earlier session went down with their process
+
+	number uint64
 
 	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
 	m         *machine
@@ -22,15 +25,18 @@ type shard struct {
 	subs      map[consumerID]*Subscription
 	consumers uint32 // numbers given in this session
 	session   uint32
-	serving   chan struct{}   // closed when the session is open; another one after leadership was lost
+	serving   error           // why consumers cannot attach; nil while a session is open
+	turned    chan struct{}   // closed when serving or leading changes, and replaced
 	starts    sync.WaitGroup  // goroutines that open a session
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
 }
 
-func newShard(b *Broker, lost bool) *shard {
+func newShard(b *Broker, number uint64, m *machine) *shard {
+	_, local := b.engine.(*localEngine)
 	return &shard{
-		b: b, lost: lost, m: newMachine(), subs: make(map[consumerID]*Subscription), serving: make(chan struct{}),
+		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription),
+		serving: errNoSession, turned: make(chan struct{}),
 	}
 }
 
@@ -58,11 +64,14 @@ func (s *shard) Apply(bodies Bodies, entries []Entry) {
 func (s *shard) run(bodies Bodies, effects []effect) {
 	for i := range effects {
 		e := &effects[i]
-		if e.kind == effectFree {
+		switch {
+		case e.kind == effectFree:
 			bodies.Free(e.ref)
 			continue
-		}
-		if !s.leading {
+		case e.kind == effectTopology:
+			s.b.placement.changed(s.m.topology)
+			continue
+		case !s.leading:
 			continue
 		}
 		switch e.kind {
@@ -86,8 +95,6 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			s.b.mover.add(*e)
 		case effectWake:
 			s.setWakeLocked(e.at)
-		case effectTopology:
-			s.b.topology.Store(s.m.topology)
 		}
 	}
 }
@@ -143,11 +150,7 @@ func (s *shard) Lead(leading bool) {
 	default:
 		s.leading = false
 		s.setWakeLocked(0)
-		select {
-		case <-s.serving:
-			s.serving = make(chan struct{})
-		default:
-		}
+		s.serveLocked(errNoSession)
 		for _, sub := range s.subs {
 			sub.end(s.b.lostLog)
 		}
@@ -158,37 +161,59 @@ func (s *shard) Lead(leading bool) {
 func (s *shard) leadLocked() {
 	s.out = s.m.lead(s.out[:0])
 	s.run(nil, s.out)
-	serving := s.serving
 	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
 		answer, err := s.call(context.Background(), false, func(dst []byte, at instant) []byte {
 			return appendOpen(dst, at, s.lost)
 		})
-		if err != nil {
-			s.b.log.Warn("no session was opened", "err", err)
-			return
-		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.session, s.consumers = uint32(answer.Code-answerNumber), 0
-		if serving == s.serving {
-			close(serving)
+		if err != nil {
+			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
+			s.serveLocked(err)
+			return
 		}
+		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
+		// whoever attaches in it until then must be told.
+		session := uint32(answer.Code - answerNumber)
+		if !s.leading || session <= s.session {
+			return
+		}
+		s.session, s.consumers = session, 0
+		for id, sub := range s.subs {
+			if id.session() != session {
+				sub.end(s.b.lostLog)
+			}
+		}
+		s.serveLocked(nil)
 	})
+}
+
+// errNoSession says that a session is about to be opened.
+var errNoSession = errors.New("no session yet")
+
+func (s *shard) serveLocked(err error) {
+	s.serving = err
+	close(s.turned)
+	s.turned = make(chan struct{})
 }
 
 // serves waits until consumers can attach here.
 func (s *shard) serves(ctx context.Context) error {
-	s.mu.Lock()
-	serving, leading := s.serving, s.leading
-	s.mu.Unlock()
-	if !leading {
-		return s.b.lostLog
-	}
-	select {
-	case <-serving:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	for {
+		s.mu.Lock()
+		serving, leading, turned := s.serving, s.leading, s.turned
+		s.mu.Unlock()
+		switch {
+		case !leading:
+			return s.b.lostLog
+		case serving != errNoSession:
+			return serving
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -196,7 +221,7 @@ func (s *shard) serves(ctx context.Context) error {
 func (s *shard) Snapshot() (io.WriterTo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return snapshot(s.m.appendTo(nil)), nil
+	return snapshot(s.m.appendTo(make([]byte, 0, s.m.snapshotBytes()))), nil
 }
 
 type snapshot []byte
@@ -218,7 +243,13 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if m.role != s.m.role {
+		return fmt.Errorf("restore: shard %d: the data is of another placement", s.number)
+	}
 	s.m = m
+	if m.role != roleQueue {
+		s.b.placement.changed(m.topology)
+	}
 	return nil
 }
 
@@ -286,10 +317,30 @@ func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, inst
 	if err := s.log.Propose(c); err != nil {
 		return Answer{}, err
 	}
-	select {
-	case <-c.done:
-		return c.answer, c.err
-	case <-ctx.Done():
+	if _, known := await(ctx, c.done); !known {
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
 	}
+	return c.answer, c.err
+}
+
+// post proposes a command and does not wait.
+func (s *shard) post(encode func([]byte, instant) []byte) error {
+	return s.log.Propose(&posting{b: s.b, encode: encode})
+}
+
+// close detaches the consumers in good order and closes the log.
+func (s *shard) close(why error) error {
+	s.mu.Lock()
+	s.setWakeLocked(0)
+	s.mu.Unlock()
+	for _, sub := range s.subscriptions() {
+		sub.end(why)
+		// An error means that the log has failed or leads elsewhere: the messages come back from there.
+		_ = s.post(func(dst []byte, at instant) []byte {
+			return detach{queue: sub.queue.id, consumer: sub.id}.appendTo(dst, at)
+		})
+	}
+	err := s.log.Close()
+	s.starts.Wait()
+	return err
 }

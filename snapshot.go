@@ -13,9 +13,10 @@ import (
 // A snapshot of a machine:
 //
 //	version   1 byte
+//	role      1 byte
 //	now       varint
 //	session   uvarint
-//	topology  length and bytes, see topology.appendTo
+//	topology  length and bytes, see topology.appendTo; for roleQueue the id and the Queue
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
 //	          ready     count, then by level and seq: entry
@@ -51,11 +52,25 @@ func decodeEntry(r *wire.Reader, levels int) entry {
 	return e
 }
 
+// snapshotBytes is about what a snapshot takes, so that a large one is not moved while it grows.
+func (m *machine) snapshotBytes() int {
+	n := 4 << 10
+	for _, q := range m.order {
+		n += 1<<10 + 40*q.size()
+	}
+	return n
+}
+
 func (m *machine) appendTo(dst []byte) []byte {
-	dst = append(dst, snapshotVersion)
+	dst = append(dst, snapshotVersion, byte(m.role))
 	dst = wire.AppendVarint(dst, int64(m.now))
 	dst = wire.AppendUvarint(dst, uint64(m.session))
-	dst = wire.AppendBytes(dst, m.topology.appendTo(nil))
+	if m.role == roleQueue {
+		def := m.order[0].def
+		dst = wire.AppendBytes(dst, def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))))
+	} else {
+		dst = wire.AppendBytes(dst, m.topology.appendTo(nil))
+	}
 	for _, q := range m.order {
 		dst = q.appendTo(dst)
 	}
@@ -146,18 +161,27 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	if v := r.Byte(); v != snapshotVersion {
 		return nil, fmt.Errorf("snapshot of version %d, this binary reads %d", v, snapshotVersion)
 	}
-	m := &machine{queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
+	m := &machine{role: role(r.Byte()), queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
+	if m.role > roleQueue {
+		return nil, fmt.Errorf("snapshot: %w", wire.ErrMalformed)
+	}
 	m.now = instant(r.Varint())
 	m.session = uint32(r.Uvarint())
 	tr := wire.NewReader(r.Bytes())
-	topology, err := decodeTopology(&tr, topologyLimits{})
-	if err != nil {
-		return nil, fmt.Errorf("snapshot: topology: %w", err)
+	if m.role == roleQueue {
+		def := queueDef{id: queueID(tr.Uvarint()), Queue: decodeQueue(&tr)}
+		if tr.Done() != nil || def.id == 0 || def.Queue != def.Queue.withDefaults() || def.validateSettings() != nil {
+			return nil, fmt.Errorf("snapshot: queue: %w", wire.ErrMalformed)
+		}
+		m.topology = topologyOf(def)
+	} else {
+		topology, err := decodeTopology(&tr, topologyLimits{})
+		if err != nil {
+			return nil, fmt.Errorf("snapshot: topology: %w", err)
+		}
+		m.topology = topology
 	}
-	m.topology = topology
-	for def := range topology.queues {
-		m.add(newQueue(def))
-	}
+	m.populate()
 	for _, q := range m.order {
 		q.decode(&r, keep)
 		if r.Err() != nil {

@@ -103,12 +103,17 @@ func TestTopicManyEdges(t *testing.T) {
 		patterns = append(patterns, "x."+strings.Repeat("y", i+1))
 	}
 	trie := trieOf(patterns)
+	full := trie
 	for i, p := range patterns {
 		require.Equal(t, 1, matches(trie, p, len(patterns))[i])
+		require.Equal(t, 1, matches(full, p, len(patterns))[i])
 		trie = trie.without(p, &binding{queue: queueID(i + 1)})
 		require.Zero(t, matches(trie, p, len(patterns))[i])
 	}
 	require.Nil(t, trie)
+	for i, p := range patterns {
+		require.Equal(t, 1, matches(full, p, len(patterns))[i], "the old trie changed")
+	}
 }
 
 func TestTopicLongestKeys(t *testing.T) {

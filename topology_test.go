@@ -37,7 +37,7 @@ func checkTopology(t require.TestingT, top *topology) {
 				_, ok := top.exchangeNamed(b.Destination)
 				require.True(t, ok, "binding to no exchange")
 			}
-			rebuilt = rebuilt.with(b)
+			rebuilt.add(b)
 			return true
 		})
 		require.Equal(t, dumpExchange(rebuilt), dumpExchange(ex), "exchange %q matches by something else than its bindings", ex.Name)
@@ -68,6 +68,9 @@ func dumpExchange(ex *exchange) string {
 		})
 	}
 	fmt.Fprintln(&s, "fanout", set(ex.fanout), "hash", fmt.Sprint([]hashTarget(ex.hash)))
+	for i, b := range slices.Concat(ex.headers...) {
+		fmt.Fprintln(&s, "headers", i, b.Queue, b.Destination, b.Key, b.identity, b.queue)
+	}
 	var walk func(n *topicNode, path string)
 	walk = func(n *topicNode, path string) {
 		if n == nil {
@@ -193,7 +196,8 @@ func TestRemove(t *testing.T) {
 
 	for _, absent := range []Declaration{Queue{Name: "x"}, Exchange{Name: "x"}, Binding{Exchange: "x", Queue: "q"},
 		Binding{Exchange: "e", Queue: "x", Key: "k"}, Binding{Exchange: "e", Queue: "q", Key: "K"},
-		Binding{Exchange: "e", Queue: "q", Key: "k", Weight: 3}, Binding{Exchange: "e", Queue: "q", Key: "k", Headers: map[string]any{"a": 1}}} {
+		Binding{Exchange: "e", Queue: "q", Key: "k", Weight: 3},
+		Binding{Exchange: "e", Queue: "q", Key: "k", Headers: map[string]any{"a": 1}}} {
 		next, removed, err := top.remove([]Declaration{absent})
 		require.NoError(t, err)
 		require.Same(t, top, next)
@@ -293,7 +297,8 @@ func manyTopics(t testing.TB, n int) *topology {
 }
 
 func TestTopologyRoundTrip(t *testing.T) {
-	top := declared(t, Queue{Name: "q", Priorities: 3}, Queue{Name: "gone"}, Queue{Name: "a"}, Exchange{Name: "t", Kind: Topic, Alternate: "h"},
+	top := declared(t, Queue{Name: "q", Priorities: 3}, Queue{Name: "gone"}, Queue{Name: "a"},
+		Exchange{Name: "t", Kind: Topic, Alternate: "h"},
 		Exchange{Name: "h", Kind: HeadersMatch}, Exchange{Name: "c", Kind: ConsistentHash},
 		Binding{Exchange: "t", Queue: "q", Key: "a.#"}, Binding{Exchange: "t", Destination: "c", Key: "b.*"},
 		Binding{Exchange: "h", Queue: "a", Headers: map[string]any{"k": 1, "n": nil}}, Binding{Exchange: "c", Queue: "a", Weight: 9})
@@ -314,6 +319,79 @@ func TestTopologyRoundTrip(t *testing.T) {
 		_, err := decodeTopology(&r, topologyLimits{})
 		require.ErrorIs(t, err, wire.ErrMalformed)
 	}
+}
+
+func TestDecodeTopologyRefuses(t *testing.T) {
+	park, _ := newTopology(topologyLimits{}).queue(ParkingQueue)
+	q := func(id queueID, name string) queueDef { return queueDef{id, Queue{Name: name}.withDefaults()} }
+	e, f := Exchange{Name: "e"}, Exchange{Name: "f", Kind: ConsistentHash}
+	a, b := Binding{Exchange: "e", Queue: "a", Key: "1"}, Binding{Exchange: "e", Queue: "a", Key: "2"}
+	rows := []struct {
+		name      string
+		next      queueID
+		exchanges []Exchange
+		queues    []queueDef
+		bindings  []Binding
+		good      bool
+	}{
+		{"all in order", 9, []Exchange{e, f}, []queueDef{q(3, "a"), q(2, "b"), park}, []Binding{a, b}, true},
+		{"exchanges out of order", 9, []Exchange{f, e}, []queueDef{park}, nil, false},
+		{"an exchange twice", 9, []Exchange{e, e}, []queueDef{park}, nil, false},
+		{"the default exchange", 9, []Exchange{{}}, []queueDef{park}, nil, false},
+		{"no parking queue", 9, nil, []queueDef{q(2, "a")}, nil, false},
+		{"the parking queue with another id", 9, nil, []queueDef{{2, park.Queue}}, nil, false},
+		{"the parking queue with other settings", 9, nil, []queueDef{q(1, ParkingQueue)}, nil, false},
+		{"queues out of order", 9, nil, []queueDef{park, q(2, "a")}, nil, false},
+		{"a queue twice", 9, nil, []queueDef{q(2, "a"), q(3, "a"), park}, nil, false},
+		{"an id twice", 9, nil, []queueDef{q(2, "a"), q(2, "b"), park}, nil, false},
+		{"the parking queue's id", 9, nil, []queueDef{q(1, "a"), park}, nil, false},
+		{"an id not yet given", 2, nil, []queueDef{q(2, "a"), park}, nil, false},
+		{"id none", 9, nil, []queueDef{q(0, "a"), park}, nil, false},
+		{"a next id that the parking queue has", 1, nil, []queueDef{park}, nil, false},
+		{"a queue without its defaults", 9, nil, []queueDef{{2, Queue{Name: "a"}}, park}, nil, false},
+		{"a reserved name", 9, nil, []queueDef{q(2, "bourse.a"), park}, nil, false},
+		{"bindings out of order", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{b, a}, false},
+		{"a binding twice", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{a, a}, false},
+		{"a binding to nothing", 9, []Exchange{e}, []queueDef{park}, []Binding{a}, false},
+		{"a binding of nothing", 9, nil, []queueDef{q(2, "a"), park}, []Binding{a}, false},
+		{"a binding without its default", 9, []Exchange{f}, []queueDef{q(2, "a"), park}, []Binding{{Exchange: "f", Queue: "a"}}, false},
+		{"a binding of the wrong kind", 9, []Exchange{e}, []queueDef{q(2, "a"), park}, []Binding{{Exchange: "e", Queue: "a", Weight: 1}}, false},
+	}
+	for _, row := range rows {
+		out := wire.AppendUvarint([]byte{topologyVersion}, uint64(row.next))
+		out = wire.AppendUvarint(out, uint64(len(row.exchanges)))
+		for _, d := range row.exchanges {
+			out = d.appendTo(out)
+		}
+		out = wire.AppendUvarint(out, uint64(len(row.queues)))
+		for _, q := range row.queues {
+			out = q.Queue.appendTo(wire.AppendUvarint(out, uint64(q.id)))
+		}
+		out = wire.AppendUvarint(out, uint64(len(row.bindings)))
+		for _, d := range row.bindings {
+			out = d.appendTo(out)
+		}
+		r := wire.NewReader(out)
+		top, err := decodeTopology(&r, topologyLimits{})
+		if row.good {
+			require.NoError(t, err, row.name)
+			require.Equal(t, out, top.appendTo(nil))
+			continue
+		}
+		require.ErrorIs(t, err, wire.ErrMalformed, row.name)
+		require.Nil(t, top)
+	}
+}
+
+func TestFanoutTargetStaysWhileOneBindingLeadsThere(t *testing.T) {
+	top := declared(t, Exchange{Name: "e", Kind: Fanout}, Queue{Name: "q"},
+		Binding{Exchange: "e", Queue: "q", Key: "1"}, Binding{Exchange: "e", Queue: "q", Key: "2"})
+	top, _, err := top.remove([]Declaration{Binding{Exchange: "e", Queue: "q", Key: "1"}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"q"}, routed(t, top, "e", "", nil))
+	top, _, err = top.remove([]Declaration{Binding{Exchange: "e", Queue: "q", Key: "2"}})
+	require.NoError(t, err)
+	require.Empty(t, routed(t, top, "e", "", nil))
 }
 
 // FuzzTopology decodes arbitrary bytes: an error or a topology that keeps its invariants.
@@ -387,37 +465,77 @@ func (m *model) matches(b Binding, kind ExchangeKind, key string, headers map[st
 	return true
 }
 
-// reach adds to got what a message at the exchange reaches, and reports whether that, or
-// what the exchange reached before, is any queue.
-func (m *model) reach(name, key string, headers map[string]any, seen, got map[string]bool) bool {
-	if done, ok := seen[name]; ok {
-		return done
-	}
-	ex := m.exchange(name)
-	if ex == nil {
-		return false
-	}
-	seen[name] = false
-	var hit []Binding
-	for _, b := range m.bindings {
-		if b.Exchange == name && m.matches(b, ex.Kind, key, headers) {
-			hit = append(hit, b)
+// reach returns the queues that a message at the exchange reaches, by the definition:
+// follow all bindings; then, as long as an exchange that was asked reaches no queue and
+// reaches no other such exchange one-way, follow the alternates of all these.
+func (m *model) reach(name, key string, headers map[string]any) map[string]bool {
+	got := map[string]bool{}
+	links := map[string]map[string]bool{} // of the exchanges asked, to queues ("/q") and exchanges
+	var ask func(name string)
+	ask = func(name string) {
+		ex := m.exchange(name)
+		if links[name] != nil || ex == nil {
+			return
+		}
+		links[name] = map[string]bool{}
+		for _, b := range m.bindings {
+			if b.Exchange != name || !m.matches(b, ex.Kind, key, headers) {
+				continue
+			}
+			if b.Queue != "" {
+				got[b.Queue] = true
+				links[name]["/"+b.Queue] = true
+			} else {
+				links[name][b.Destination] = true
+				ask(b.Destination)
+			}
 		}
 	}
-	for _, b := range hit {
-		if b.Queue != "" {
-			got[b.Queue], seen[name] = true, true
+	leads := func(from string) map[string]bool { // all that is behind from
+		seen := map[string]bool{}
+		var walk func(string)
+		walk = func(at string) {
+			for to := range links[at] {
+				if !seen[to] {
+					seen[to] = true
+					walk(to)
+				}
+			}
+		}
+		walk(from)
+		return seen
+	}
+	ask(name)
+	asked := map[string]bool{}
+	for {
+		waiting := map[string]bool{}
+		for at := range links {
+			routed := false
+			for to := range leads(at) {
+				routed = routed || strings.HasPrefix(to, "/")
+			}
+			waiting[at] = !routed && !asked[at] && m.exchange(at).Alternate != ""
+		}
+		var turn []string
+		for at, waits := range waiting {
+			for to := range leads(at) {
+				if waiting[to] && !leads(to)[at] {
+					waits = false
+				}
+			}
+			if waits {
+				turn = append(turn, at)
+			}
+		}
+		if len(turn) == 0 {
+			return got
+		}
+		for _, at := range turn {
+			asked[at] = true
+			links[at][m.exchange(at).Alternate] = true
+			ask(m.exchange(at).Alternate)
 		}
 	}
-	for _, b := range hit {
-		if b.Destination != "" && m.reach(b.Destination, key, headers, seen, got) {
-			seen[name] = true
-		}
-	}
-	if !seen[name] && m.reach(ex.Alternate, key, headers, seen, got) {
-		seen[name] = true
-	}
-	return seen[name]
 }
 
 func (m *model) declare(d Declaration) {
@@ -468,12 +586,16 @@ func drawModelBinding(t *rapid.T) Binding {
 		b.Destination = rapid.SampledFrom(modelExchanges).Draw(t, "destination").Name
 	}
 	if ex.Kind == HeadersMatch {
-		b.Headers = rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]any{nil, int64(1), "1"}), 0, 2).Draw(t, "headers")
+		b.Headers = drawModelHeaders(t, nil, int64(1), "1")
 		if rapid.Bool().Draw(t, "any") {
 			b.Headers["x-match"] = "any"
 		}
 	}
 	return b
+}
+
+func drawModelHeaders(t *rapid.T, values ...any) map[string]any {
+	return rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom(values), 0, 2).Draw(t, "headers")
 }
 
 func drawModelKey(t *rapid.T, words ...string) string {
@@ -485,6 +607,19 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 		top := newTopology(topologyLimits{})
 		park, _ := top.queue(ParkingQueue)
 		m := &model{nextID: 2, queues: []queueDef{park}}
+		// Most of the time there is something to bind.
+		start := []Declaration{Queue{Name: "q1"}, Queue{Name: "q2"}, Queue{Name: "q3"}}
+		for _, ex := range modelExchanges {
+			start = append(start, ex)
+		}
+		for range rapid.IntRange(0, 12).Draw(t, "bindings") {
+			start = append(start, drawModelBinding(t))
+		}
+		top, _, err := top.declare(start)
+		require.NoError(t, err)
+		for _, d := range start {
+			m.declare(d)
+		}
 		type old struct {
 			top   *topology
 			bytes []byte
@@ -537,7 +672,7 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 			"route": func(t *rapid.T) {
 				name := rapid.SampledFrom(modelExchanges).Draw(t, "exchange").Name
 				key := drawModelKey(t, "a", "b", "c")
-				headers := rapid.MapOfN(rapid.SampledFrom([]string{"a", "b"}), rapid.SampledFrom([]any{int64(1), "1"}), 0, 2).Draw(t, "headers")
+				headers := drawModelHeaders(t, int64(1), "1")
 				ids, err := top.route(name, key, headers, nil)
 				if m.exchange(name) == nil {
 					require.ErrorIs(t, err, ErrNoExchange)
@@ -546,8 +681,7 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, slices.IsSorted(ids))
 				require.Len(t, slices.Compact(slices.Clone(ids)), len(ids), "a queue twice")
-				want := map[string]bool{}
-				m.reach(name, key, headers, map[string]bool{}, want)
+				want := m.reach(name, key, headers)
 				got := map[string]bool{}
 				for _, id := range ids {
 					q, _ := top.queueByID(id)
@@ -573,8 +707,21 @@ func TestTopologyAgreesWithModel(t *testing.T) {
 				if len(past) > 0 {
 					p := past[len(past)/2]
 					require.Equal(t, p.bytes, p.top.appendTo(nil), "an old topology changed")
+					checkTopology(t, p.top)
 				}
 			},
 		})
 	})
+}
+
+func BenchmarkDecodeTopology(b *testing.B) {
+	encoded := declaredTopics(b, MaxBindings).appendTo(nil)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(encoded)))
+	for b.Loop() {
+		r := wire.NewReader(encoded)
+		if _, err := decodeTopology(&r, topologyLimits{}); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

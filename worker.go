@@ -20,7 +20,7 @@ type Handler func(ctx context.Context, d *Delivery) error
 type WorkOptions struct {
 	Concurrency int           // handlers at once; default 1, at most MaxPrefetch
 	Prefetch    int           // default twice Concurrency, at least Concurrency
-	Timeout     time.Duration // per delivery, then its ctx ends; default: the queue's AckDeadline
+	Timeout     time.Duration // for a handler, then its ctx ends; default and most: until the delivery's deadline
 	Grace       time.Duration // for handlers still running at the end, then their ctx ends; default 10 s
 }
 
@@ -101,9 +101,6 @@ func (b *Broker) Work(ctx context.Context, queue string, h Handler, opts WorkOpt
 	if err != nil {
 		return err
 	}
-	if opts.Timeout == 0 {
-		opts.Timeout = sub.queue.AckDeadline
-	}
 	w := &work{b: b, sub: sub, h: h, opts: opts}
 	return w.run(ctx)
 }
@@ -161,8 +158,13 @@ func (w *work) run(ctx context.Context) error {
 	case err := <-failed:
 		return err
 	default:
-		return errors.Join(late, closed)
 	}
+	if late == nil && closed == nil && ctx.Err() == nil {
+		if err := w.b.open(); err != nil {
+			return fmt.Errorf("broker: work on %q: %w", w.sub.queue.Name, err)
+		}
+	}
+	return errors.Join(late, closed)
 }
 
 // loop handles deliveries one after the other. It returns an error if the subscription fails.
@@ -182,7 +184,12 @@ func (w *work) loop(intake, handling context.Context) error {
 
 func (w *work) handle(ctx context.Context, d *Delivery) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := w.b.clock.AfterFunc(w.opts.Timeout, func() { cancel(context.DeadlineExceeded) })
+	// The deadline counts from when the message was lent, and it may have waited for this handler.
+	left := d.Deadline().Sub(w.b.clock.Now())
+	if w.opts.Timeout > 0 {
+		left = min(left, w.opts.Timeout)
+	}
+	stop := w.b.clock.AfterFunc(left, func() { cancel(context.DeadlineExceeded) })
 	err := w.protected(ctx, d)
 	stop()
 	cancel(nil)

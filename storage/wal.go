@@ -37,7 +37,8 @@ type Options struct {
 	// CacheBytes is the memory for recent records, read back without the disk. Default
 	// 32 MiB; negative: as little as possible.
 	CacheBytes int
-	// Spare is the number of segments kept prepared for use, at least 1. Default 2.
+	// Spare is the number of segments kept prepared for use, at least 2, the default. The
+	// last one is the reserve for when the disk is full.
 	Spare int
 	// Logger is told what an operator should know. Default: nobody is.
 	Logger *slog.Logger
@@ -87,7 +88,8 @@ type Log struct {
 	done   chan *batch    // sent and closed by the writer, received by the committer
 	closed chan struct{}  // closed when Close is done
 	memory int            // size of a chunk
-	wg     sync.WaitGroup // the three goroutines
+	wg     sync.WaitGroup // writer and committer
+	prep   sync.WaitGroup // preparer
 
 	mu       sync.Mutex
 	work     sync.Cond // the writer waits: the open batch has records, or closing
@@ -231,7 +233,7 @@ func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
 			}
 			return l.newChunkLocked(size), nil
 		}
-		if len(l.spares) > 0 {
+		if n := len(l.spares); n > 1 || n == 1 && !sync { // the last one is the reserve
 			if err := l.rotateLocked(size); err != nil {
 				return nil, err
 			}
@@ -448,9 +450,23 @@ func (l *Log) seal(err error) {
 	if err != nil || l.records == 0 {
 		return
 	}
+	l.prep.Wait() // spares and number have no other user now
+	l.mu.Lock()
+	full := l.full
+	l.mu.Unlock()
+	if len(l.spares) == 0 && full == nil { // the preparer did not get that far
+		l.number++
+		spare, err := l.createSegment(l.number, int64(l.opts.SegmentBytes), false)
+		if err == nil {
+			l.spares = append(l.spares, spare)
+		} else if !isFull(err) {
+			l.fail(err)
+			return
+		}
+	}
 	l.mu.Lock()
 	var next *segment
-	var number uint32
+	var number uint32 // none: the end record is the last thing, and unproven
 	if len(l.spares) > 0 {
 		next, l.spares = l.spares[0], l.spares[1:]
 		number = next.number
@@ -526,6 +542,7 @@ func (l *Log) Close() error {
 	l.mu.Unlock()
 	close(l.quit)
 	if running {
+		l.prep.Wait()
 		l.wg.Wait()
 	}
 	l.ckptMu.Lock() // a checkpoint that is being written is waited for
