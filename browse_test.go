@@ -22,7 +22,7 @@ type Held struct {
 // Browse returns what a queue holds: what is ready in the order in which it would be delivered, then the rest. It
 // walks the invariants, too.
 func Browse(b *Broker, queue string) ([]Held, error) {
-	s := b.shard
+	s := b.placement.first
 	var held []Held
 	var refs []entry
 	add := func(state string, e entry) {
@@ -58,7 +58,7 @@ func Browse(b *Broker, queue string) ([]Held, error) {
 	}
 	for i, e := range refs {
 		var d Delivery
-		if err := b.read(e.ref, e.size, &d); err != nil {
+		if err := s.read(e.ref, e.size, &d); err != nil {
 			return nil, fmt.Errorf("message %d of %q: %w", e.seq, queue, err)
 		}
 		held[i].Message, held[i].Deaths = d.Message, d.Deaths
@@ -68,12 +68,12 @@ func Browse(b *Broker, queue string) ([]Held, error) {
 
 // References returns an error unless the log counts exactly the references that the queues hold.
 func References(b *Broker) error {
-	b.shard.mu.Lock()
+	b.placement.first.mu.Lock()
 	held := int64(0)
-	for _, q := range b.shard.m.order {
+	for _, q := range b.placement.first.m.order {
 		held += int64(q.size())
 	}
-	b.shard.mu.Unlock()
+	b.placement.first.mu.Unlock()
 	if e, ok := b.engine.(*localEngine); ok {
 		if live := e.store.Stats().Live; live != held {
 			return fmt.Errorf("the log counts %d references, the queues hold %d messages", live, held)
