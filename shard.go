@@ -27,6 +27,7 @@ type shard struct {
 	session   uint32
 	serving   error           // why consumers cannot attach; nil while a session is open
 	turned    chan struct{}   // closed when serving or leading changes, and replaced
+	over      bool            // it is being closed; serving stays as it is
 	starts    sync.WaitGroup  // goroutines that open a session
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
@@ -175,7 +176,7 @@ func (s *shard) leadLocked() {
 		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
 		// whoever attaches in it until then must be told.
 		session := uint32(answer.Code - answerNumber)
-		if !s.leading || session <= s.session {
+		if !s.leading || s.over || session <= s.session {
 			return
 		}
 		s.session, s.consumers = session, 0
@@ -192,6 +193,9 @@ func (s *shard) leadLocked() {
 var errNoSession = errors.New("no session yet")
 
 func (s *shard) serveLocked(err error) {
+	if s.over {
+		return
+	}
 	s.serving = err
 	close(s.turned)
 	s.turned = make(chan struct{})
@@ -204,10 +208,12 @@ func (s *shard) serves(ctx context.Context) error {
 		serving, leading, turned := s.serving, s.leading, s.turned
 		s.mu.Unlock()
 		switch {
+		case serving != nil && serving != errNoSession:
+			return serving
 		case !leading:
 			return s.b.lostLog
-		case serving != errNoSession:
-			return serving
+		case serving == nil:
+			return nil
 		}
 		select {
 		case <-turned:
@@ -334,6 +340,8 @@ func (s *shard) post(encode func([]byte, instant) []byte) error {
 func (s *shard) close(why error) error {
 	s.mu.Lock()
 	s.setWakeLocked(0)
+	s.serveLocked(why)
+	s.over = true
 	s.mu.Unlock()
 	end := func() {
 		for _, sub := range s.subscriptions() {
