@@ -19,7 +19,7 @@ type LocalOptions struct {
 	// FS is where the directory is: nil for the operating system.
 	FS     storage.FS
 	Logger *slog.Logger // nil: discard
-	// SegmentBytes is the size of a file of the log. Default 32 MiB, 1 MiB in memory.
+	// SegmentBytes is the size of a file of the log. Default 16 MiB, 1 MiB in memory.
 	SegmentBytes int
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how
 	// much an open must replay. Default 64 MiB, 4 MiB in memory.

@@ -31,7 +31,7 @@ type Committed struct {
 type Options struct {
 	// FS is where the directory lives. Default: the operating system's.
 	FS FS
-	// SegmentBytes is the size of a segment file, at least 512. Default 32 MiB. It may
+	// SegmentBytes is the size of a segment file, at least 512. Default 16 MiB. It may
 	// change from one Open to the next.
 	SegmentBytes int
 	// CacheBytes is the memory for recent records, read back without the disk. Default
