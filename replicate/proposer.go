@@ -192,14 +192,10 @@ func (l *shardLog) run() {
 		select {
 		case <-l.wake:
 		case <-timer.C:
-		case res := <-first:
+		case <-first:
+			// Whatever it says: if it was applied it is not in flight any more, else send
+			// finds it without a try that runs.
 			b.result = nil
-			if !res.Completed() || res.GetResult().Value == verdictGap {
-				l.resendAt = time.Now()
-				if !res.Completed() {
-					l.resendAt = l.resendAt.Add(l.node.cfg.RTT)
-				}
-			}
 		case <-open:
 			l.opening = nil
 			l.openAt = time.Now().Add(l.node.cfg.RTT) // if it was not applied
