@@ -230,4 +230,8 @@ func TestDeathsRoundTrip(t *testing.T) {
 	none, err := decodeDeaths(nil)
 	require.NoError(t, err)
 	require.Empty(t, none)
+	other := appendDeaths(nil, history("q/rejected"))
+	other[0]++
+	_, err = decodeDeaths(other)
+	require.Error(t, err, "of another version")
 }

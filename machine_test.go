@@ -165,3 +165,15 @@ func TestMachineDeclareLimits(t *testing.T) {
 	require.Equal(t, answerOK, res.answer.Code)
 	s.m.check()
 }
+
+// The parking queue is the broker's own: no command removes it.
+func TestMachineKeepsTheParkingQueue(t *testing.T) {
+	s := newSingle(t, Queue{})
+	before := s.m.appendTo(nil)
+	for _, d := range []Declaration{Queue{Name: ParkingQueue}, Exchange{}, Binding{Exchange: "e"}} {
+		res := s.apply(appendRemove(nil, s.now, 0, []Declaration{Queue{Name: "q"}, d}))
+		require.Equal(t, answerError, res.answer.Code)
+		require.ErrorIs(t, decodeError(res.answer.Data), ErrInvalid)
+	}
+	require.Equal(t, before, s.m.appendTo(nil), "a refused command changes nothing")
+}
