@@ -1,0 +1,742 @@
+package bourse_test
+
+// Goal: say what a broker must do as plainly as can be, for model_test.go to compare with. Method: slices that are
+// searched from end to end, and one rule of the semantics after the other. Nothing here is shared with the broker.
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/boursemq/bourse"
+)
+
+type reference struct {
+	clock     *handClock
+	exchanges map[string]bourse.Exchange
+	bindings  []bourse.Binding
+	queues    []*refQueue // in order of declaration; the parking queue first
+	consumers map[int]*refConsumer
+	attached  int
+	dead      []refDeath // in order of death, not moved yet
+}
+
+type refQueue struct {
+	bourse.Queue
+	ready, delayed []*refEntry
+	loans          []*refLoan // in order of dispatch
+	attached       []*refConsumer
+	seq, turn      uint64
+	count          bourse.QueueStats
+}
+
+// refMessage is what all queues that got a message share.
+type refMessage struct {
+	bourse.Message
+	deaths []bourse.Death
+}
+
+func (m *refMessage) history() (short string) {
+	for _, d := range m.deaths {
+		short += fmt.Sprintf("%s/%s/%d ", d.Queue, d.Reason, d.Count)
+	}
+	return short
+}
+
+// refEntry is a message in a queue.
+type refEntry struct {
+	m                    *refMessage
+	seq                  uint64
+	level                int
+	arrived, readyAt     time.Time
+	deliveries, failures int
+}
+
+type refLoan struct {
+	*refEntry
+	consumer             *refConsumer
+	tag                  uint64
+	deadline             time.Time
+	extended             bool
+	deliveries, failures int // as they were then
+}
+
+type refConsumer struct {
+	n, prefetch     int
+	q               *refQueue
+	pull, auto      bool
+	tag, handed     uint64
+	ackedTo, turn   uint64
+	buffer          []*refLoan
+	settled, stale  map[uint64]bool
+	ended           error
+	outstandingLoan int
+}
+
+type refDeath struct {
+	q      *refQueue
+	e      *refEntry
+	reason string
+}
+
+func newReference(clock *handClock) *reference {
+	r := &reference{clock: clock, exchanges: map[string]bourse.Exchange{}, consumers: map[int]*refConsumer{}}
+	r.addQueue(bourse.Queue{Name: bourse.ParkingQueue, MaxRetries: bourse.NoLimit})
+	return r
+}
+
+func withDefaults(q bourse.Queue) bourse.Queue {
+	if q.Priorities == 0 {
+		q.Priorities = 1
+	}
+	if q.MaxRetries == 0 {
+		q.MaxRetries = 20
+	}
+	if q.Retry.Max == 0 {
+		q.Retry.Max = q.Retry.Min
+	}
+	if q.AckDeadline == 0 {
+		q.AckDeadline = 30 * time.Minute
+	}
+	return q
+}
+
+func (r *reference) addQueue(q bourse.Queue) {
+	r.queues = append(r.queues, &refQueue{Queue: withDefaults(q), count: bourse.QueueStats{Name: q.Name}})
+}
+
+func (r *reference) queue(name string) *refQueue {
+	for _, q := range r.queues {
+		if q.Name == name {
+			return q
+		}
+	}
+	return nil
+}
+
+func sameBindings(a, b bourse.Binding) bool { return fmt.Sprintf("%#v", a) == fmt.Sprintf("%#v", b) }
+
+func (r *reference) declare(ds []bourse.Declaration) error {
+	for _, d := range ds {
+		switch d := d.(type) {
+		case bourse.Exchange:
+			if have, ok := r.exchanges[d.Name]; ok && have != d {
+				return bourse.ErrPrecondition
+			}
+			r.exchanges[d.Name] = d
+		case bourse.Queue:
+			if have := r.queue(d.Name); have == nil {
+				r.addQueue(d)
+			} else if have.Queue != withDefaults(d) {
+				return bourse.ErrPrecondition
+			}
+		case bourse.Binding:
+			if _, ok := r.exchanges[d.Exchange]; !ok {
+				return bourse.ErrNoExchange
+			}
+			if d.Queue != "" && r.queue(d.Queue) == nil {
+				return bourse.ErrNotFound
+			}
+			if _, ok := r.exchanges[d.Destination]; d.Destination != "" && !ok {
+				return bourse.ErrNoExchange
+			}
+			if d.Exchange == "hash" && d.Weight == 0 {
+				d.Weight = 1
+			}
+			if !slices.ContainsFunc(r.bindings, func(b bourse.Binding) bool { return sameBindings(b, d) }) {
+				r.bindings = append(r.bindings, d)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *reference) remove(only bourse.DeleteOnly, d bourse.Declaration) error {
+	unbind := func(is func(bourse.Binding) bool) { r.bindings = slices.DeleteFunc(r.bindings, is) }
+	switch d := d.(type) {
+	case bourse.Exchange:
+		if only.IfUnused && slices.ContainsFunc(r.bindings, func(b bourse.Binding) bool { return b.Exchange == d.Name }) {
+			return bourse.ErrInUse
+		}
+		delete(r.exchanges, d.Name)
+		unbind(func(b bourse.Binding) bool { return b.Exchange == d.Name || b.Destination == d.Name })
+	case bourse.Queue:
+		q := r.queue(d.Name)
+		if q == nil {
+			return nil
+		}
+		st := q.stats()
+		if only.IfUnused && st.Consumers > 0 {
+			return bourse.ErrInUse
+		}
+		if only.IfEmpty && st.Ready+st.Unacked+st.Delayed > 0 {
+			return bourse.ErrNotEmpty
+		}
+		for _, c := range q.attached {
+			c.ended, c.buffer = bourse.ErrQueueGone, nil
+		}
+		r.queues = slices.DeleteFunc(r.queues, func(o *refQueue) bool { return o == q })
+		unbind(func(b bourse.Binding) bool { return b.Queue == d.Name })
+	case bourse.Binding:
+		if d.Exchange == "hash" && d.Weight == 0 {
+			d.Weight = 1
+		}
+		unbind(func(b bourse.Binding) bool { return sameBindings(b, d) })
+	}
+	return nil
+}
+
+// route is where a message goes, but for the hash exchange, whose choice is not predicted.
+func (r *reference) route(exchange, key string, headers map[string]any) (routed []*refQueue, err error) {
+	found := map[string]bool{}
+	if exchange == "" {
+		found[key] = true
+	} else if _, ok := r.exchanges[exchange]; !ok {
+		return nil, bourse.ErrNoExchange
+	} else {
+		r.visit(exchange, key, headers, map[string]bool{}, found)
+	}
+	for _, q := range r.queues {
+		if found[q.Name] {
+			routed = append(routed, q)
+		}
+	}
+	return routed, nil
+}
+
+// visit asks an exchange, unless asked is true already, and reports whether it brought the message to a queue.
+func (r *reference) visit(exchange, key string, headers map[string]any, asked, found map[string]bool) bool {
+	ex, ok := r.exchanges[exchange]
+	if routed, again := asked[exchange]; again || !ok {
+		return routed
+	}
+	routed := false
+	for _, b := range r.bindings {
+		if b.Exchange != exchange || !binds(ex.Kind, b, key, headers) {
+			continue
+		}
+		if b.Queue != "" {
+			found[b.Queue], routed = true, true
+		} else if r.visit(b.Destination, key, headers, asked, found) {
+			routed = true
+		}
+	}
+	if !routed && ex.Alternate != "" {
+		routed = r.visit(ex.Alternate, key, headers, asked, found)
+	}
+	asked[exchange] = routed
+	return routed
+}
+
+func binds(kind bourse.ExchangeKind, b bourse.Binding, key string, headers map[string]any) bool {
+	switch kind {
+	case bourse.Direct:
+		return b.Key == key
+	case bourse.Fanout:
+		return true
+	case bourse.Topic:
+		return topicMatch(refWords(b.Key), refWords(key))
+	case bourse.HeadersMatch:
+		return headersMatch(b.Headers, headers)
+	}
+	return false
+}
+
+func refWords(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ".")
+}
+
+func topicMatch(pattern, words []string) bool {
+	switch {
+	case len(pattern) == 0:
+		return len(words) == 0
+	case pattern[0] == "#":
+		return topicMatch(pattern[1:], words) || len(words) > 0 && topicMatch(pattern, words[1:])
+	case len(words) == 0:
+		return false
+	}
+	return (pattern[0] == "*" || pattern[0] == words[0]) && topicMatch(pattern[1:], words[1:])
+}
+
+func headersMatch(criteria, headers map[string]any) bool {
+	mode, _ := criteria["x-match"].(string)
+	all, hits := 0, 0
+	for name, want := range criteria {
+		if name == "x-match" || strings.HasPrefix(name, "x-") && !strings.HasSuffix(mode, "-with-x") {
+			continue
+		}
+		all++
+		if have, ok := headers[name]; ok && (want == nil || number(want) == number(have)) {
+			hits++
+		}
+	}
+	if strings.HasPrefix(mode, "any") {
+		return hits > 0
+	}
+	return hits == all
+}
+
+func number(v any) any {
+	if n, ok := v.(int); ok {
+		return float64(n)
+	}
+	return v
+}
+
+// shares is the queues that the hash exchange may choose.
+func (r *reference) shares() (names []string) {
+	for _, q := range r.queues {
+		bound, drained := false, false
+		for _, b := range r.bindings {
+			if b.Exchange == "hash" && b.Queue == q.Name {
+				bound, drained = true, drained || b.Weight < 0
+			}
+		}
+		if bound && !drained {
+			names = append(names, q.Name)
+		}
+	}
+	return names
+}
+
+// hashBindings tells when the hash exchange may choose anew.
+func (r *reference) hashBindings() (all []string) {
+	for _, b := range r.bindings {
+		if b.Exchange == "hash" {
+			all = append(all, fmt.Sprint(b.Queue, b.Weight))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// publish does what a publish that was routed so does.
+func (r *reference) publish(m bourse.Message, routed []*refQueue, err error) error {
+	if err == nil && len(routed) == 0 && m.Mandatory {
+		err = bourse.ErrUnroutable
+	}
+	if err == nil {
+		r.enqueue(&refMessage{Message: m}, routed)
+	}
+	return err
+}
+
+func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
+	for _, q := range queues {
+		q.seq++
+		q.count.Enqueued++
+		q.ready = append(q.ready, &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: r.clock.Now()})
+		r.dispatch(q)
+	}
+}
+
+func (q *refQueue) pop() *refEntry {
+	best := 0
+	for i, e := range q.ready {
+		if b := q.ready[best]; e.level > b.level || e.level == b.level && e.seq < b.seq {
+			best = i
+		}
+	}
+	e := q.ready[best]
+	q.ready = slices.Delete(q.ready, best, best+1)
+	return e
+}
+
+func (r *reference) dispatch(q *refQueue) {
+	for len(q.ready) > 0 {
+		var to *refConsumer
+		for _, c := range q.attached {
+			if c.outstandingLoan >= c.prefetch {
+				continue
+			}
+			if to == nil || c.outstandingLoan < to.outstandingLoan || c.outstandingLoan == to.outstandingLoan && c.turn < to.turn {
+				to = c
+			}
+		}
+		if to == nil {
+			return
+		}
+		to.buffer = append(to.buffer, r.lend(q, to))
+	}
+}
+
+func (r *reference) lend(q *refQueue, c *refConsumer) *refLoan {
+	e := q.pop()
+	e.deliveries++
+	q.count.Delivered++
+	q.turn++
+	c.turn = q.turn
+	c.tag++
+	c.outstandingLoan++
+	l := &refLoan{refEntry: e, consumer: c, tag: c.tag, deadline: r.clock.Now().Add(q.AckDeadline), deliveries: e.deliveries,
+		failures: e.failures}
+	q.loans = append(q.loans, l)
+	return l
+}
+
+// back takes a loan out of the ledger.
+func (q *refQueue) back(l *refLoan) {
+	q.loans = slices.DeleteFunc(q.loans, func(o *refLoan) bool { return o == l })
+	l.consumer.outstandingLoan--
+}
+
+func (r *reference) rest(q *refQueue, e *refEntry, pause time.Duration) {
+	if pause == 0 {
+		q.ready = append(q.ready, e)
+		return
+	}
+	e.readyAt = r.clock.Now().Add(pause)
+	q.delayed = append(q.delayed, e)
+}
+
+func (r *reference) fail(q *refQueue, e *refEntry, pause time.Duration) {
+	e.failures++
+	q.count.Failed++
+	if q.MaxRetries != bourse.NoLimit && e.failures > max(q.MaxRetries, 0) {
+		r.kill(q, e, bourse.ReasonDeliveryLimit)
+		return
+	}
+	r.rest(q, e, pause)
+}
+
+// backoff is the pause after one failure more.
+func (q *refQueue) backoff(e *refEntry) time.Duration {
+	d := q.Retry.Min
+	for range e.failures {
+		d = min(2*d, q.Retry.Max)
+	}
+	return d
+}
+
+func (r *reference) kill(q *refQueue, e *refEntry, reason string) {
+	q.count.Dead++
+	if q.DeadLetter.Discard {
+		q.count.Discarded++
+		return
+	}
+	r.dead = append(r.dead, refDeath{q, e, reason})
+}
+
+// moveDead brings the dead to where they go.
+func (r *reference) moveDead() {
+	for len(r.dead) > 0 {
+		d := r.dead[0]
+		r.dead = r.dead[1:]
+		m := &refMessage{d.e.m.Message, bury(d.e.m.deaths, d.q.Name, d.reason)}
+		dl := d.q.DeadLetter
+		if dl.Exchange == "" {
+			r.enqueue(m, r.queues[:1])
+			continue
+		}
+		key := dl.RoutingKey
+		if key == "" {
+			key = m.RoutingKey
+		}
+		found, _ := r.route(dl.Exchange, key, m.Headers)
+		var targets []*refQueue
+		for _, q := range found {
+			if d.reason == bourse.ReasonRejected || !roundAgain(m.deaths, q.Name) {
+				targets = append(targets, q)
+			}
+		}
+		if len(targets) > 0 {
+			m.Exchange, m.RoutingKey = dl.Exchange, key
+		}
+		if len(found) == 0 {
+			m.deaths = bury(m.deaths, d.q.Name, bourse.ReasonUnroutable)
+		} else if len(targets) < len(found) {
+			m.deaths = bury(m.deaths, d.q.Name, bourse.ReasonCycle)
+		}
+		if len(targets) < max(len(found), 1) {
+			targets = append(targets, r.queues[0])
+		}
+		r.enqueue(m, targets)
+	}
+}
+
+func bury(history []bourse.Death, queue, reason string) []bourse.Death {
+	d := bourse.Death{Queue: queue, Reason: reason}
+	rest := slices.DeleteFunc(slices.Clone(history), func(h bourse.Death) bool {
+		if h.Queue != queue || h.Reason != reason {
+			return false
+		}
+		d = h
+		return true
+	})
+	d.Count++
+	return append([]bourse.Death{d}, rest...)
+}
+
+// roundAgain: the message died in queue, and nobody has rejected it since, that death included.
+func roundAgain(history []bourse.Death, queue string) bool {
+	for _, h := range history {
+		if h.Reason == bourse.ReasonRejected || h.Queue == queue {
+			return h.Reason != bourse.ReasonRejected
+		}
+	}
+	return false
+}
+
+func (r *reference) attach(q *refQueue, prefetch int, pull, auto bool) *refConsumer {
+	r.attached++
+	c := &refConsumer{n: r.attached, prefetch: prefetch, q: q, pull: pull, auto: auto, settled: map[uint64]bool{},
+		stale: map[uint64]bool{}}
+	r.consumers[c.n] = c
+	q.attached = append(q.attached, c)
+	r.dispatch(q)
+	return c
+}
+
+func (r *reference) subscribe(queue string, prefetch int, auto bool) (int, error) {
+	q := r.queue(queue)
+	if q == nil {
+		return 0, bourse.ErrNotFound
+	}
+	if prefetch == 0 {
+		prefetch = bourse.MaxPrefetch
+	}
+	return r.attach(q, prefetch, false, auto).n, nil
+}
+
+func (r *reference) closeConsumer(n int) {
+	c := r.consumers[n]
+	delete(r.consumers, n)
+	gone := c.ended != nil
+	c.ended = bourse.ErrUnknownDelivery
+	if gone {
+		return
+	}
+	c.q.attached = slices.DeleteFunc(c.q.attached, func(o *refConsumer) bool { return o == c })
+	r.giveBack(c, false)
+	r.dispatch(c.q)
+}
+
+// giveBack ends all loans of c in the order of their tags.
+func (r *reference) giveBack(c *refConsumer, failed bool) {
+	for _, l := range slices.Clone(c.q.loans) {
+		switch {
+		case l.consumer != c:
+		case failed:
+			c.q.back(l)
+			r.fail(c.q, l.refEntry, 0)
+		default:
+			c.q.back(l)
+			c.q.count.Released++
+			c.q.ready = append(c.q.ready, l.refEntry)
+		}
+	}
+}
+
+// next is what Next must return: neither a loan nor an error means that it must wait.
+func (r *reference) next(n int) (*refLoan, error) {
+	c := r.consumers[n]
+	if c.ended != nil || len(c.buffer) == 0 {
+		return nil, c.ended
+	}
+	l := c.buffer[0]
+	c.buffer = c.buffer[1:]
+	c.handed = l.tag
+	if c.auto {
+		c.q.back(l)
+		c.q.count.Acked++
+		r.dispatch(c.q)
+	}
+	return l, nil
+}
+
+func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
+	q := r.queue(queue)
+	if q == nil {
+		return nil, nil, bourse.ErrNotFound
+	}
+	i := slices.IndexFunc(q.attached, func(c *refConsumer) bool { return c.pull })
+	if i < 0 {
+		r.attach(q, 0, true, false)
+		i = len(q.attached) - 1
+	}
+	if len(q.ready) == 0 {
+		return nil, nil, bourse.ErrEmpty
+	}
+	c := q.attached[i]
+	l := r.lend(q, c)
+	c.handed = l.tag
+	return l, c, nil
+}
+
+// settle gives a verdict on the loan that c has, or had, under tag.
+func (r *reference) settle(c *refConsumer, tag uint64, verdict string, pause time.Duration) error {
+	switch {
+	case c.settled[tag]:
+		return bourse.ErrUnknownDelivery
+	case c.auto:
+		return bourse.ErrAutoAck
+	case c.ended != nil:
+		return c.ended
+	case tag <= c.ackedTo:
+		return bourse.ErrUnknownDelivery
+	case c.stale[tag]:
+		return bourse.ErrStaleDelivery
+	}
+	q := c.q
+	l := q.loans[slices.IndexFunc(q.loans, func(l *refLoan) bool { return l.consumer == c && l.tag == tag })]
+	if verdict == "extend" {
+		l.deadline, l.extended = r.clock.Now().Add(pause+time.Second), true
+		return nil
+	}
+	c.settled[tag] = true
+	q.back(l)
+	switch verdict {
+	case "ack":
+		q.count.Acked++
+	case "nack":
+		r.fail(q, l.refEntry, q.backoff(l.refEntry))
+	case "after":
+		r.fail(q, l.refEntry, pause)
+	case "reject":
+		l.refEntry.failures++
+		q.count.Failed++
+		r.kill(q, l.refEntry, bourse.ReasonRejected)
+	case "release":
+		q.count.Released++
+		r.rest(q, l.refEntry, pause)
+	}
+	r.dispatch(q)
+	return nil
+}
+
+func (r *reference) ackUpTo(n int, tag uint64) error {
+	c := r.consumers[n]
+	switch {
+	case c.ended != nil:
+		return c.ended
+	case c.auto:
+		return bourse.ErrAutoAck
+	case tag > c.handed:
+		return bourse.ErrUnknownDelivery
+	}
+	if tag == 0 {
+		tag = c.handed
+	}
+	c.ackedTo = max(c.ackedTo, tag)
+	for _, l := range slices.Clone(c.q.loans) {
+		if l.consumer == c && l.tag <= tag {
+			c.q.back(l)
+			c.q.count.Acked++
+		}
+	}
+	r.dispatch(c.q)
+	return nil
+}
+
+func (r *reference) purge(queue string) (int, error) {
+	q := r.queue(queue)
+	if q == nil {
+		return 0, bourse.ErrNotFound
+	}
+	n := len(q.ready) + len(q.delayed)
+	q.ready, q.delayed = nil, nil
+	return n, nil
+}
+
+// due is when the next thing happens in q by itself; zero for never.
+func (q *refQueue) due() (at time.Time) {
+	sooner := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	for _, l := range q.loans {
+		sooner(l.deadline)
+	}
+	for _, e := range q.delayed {
+		sooner(e.readyAt)
+	}
+	return at
+}
+
+// pass lets everything happen that is due by limit, one instant after the other. It moves the clock back to them
+// meanwhile, since what happens is dated by it.
+func (r *reference) pass(limit time.Time) {
+	real := r.clock
+	defer func() { r.clock = real }()
+	for {
+		var at time.Time
+		for _, q := range r.queues {
+			if due := q.due(); !due.IsZero() && !due.After(limit) && (at.IsZero() || due.Before(at)) {
+				at = due
+			}
+		}
+		if at.IsZero() {
+			return
+		}
+		r.clock = &handClock{now: at}
+		for _, q := range r.queues {
+			if q.due().Equal(at) {
+				r.expire(q, at)
+			}
+		}
+		r.moveDead()
+	}
+}
+
+func (r *reference) expire(q *refQueue, now time.Time) {
+	loans := slices.Clone(q.loans)
+	// Those that were extended come behind those that were not, if both are due.
+	sort.SliceStable(loans, func(i, j int) bool { return !loans[i].extended && loans[j].extended })
+	for _, l := range loans {
+		if l.deadline.After(now) {
+			continue
+		}
+		c := l.consumer
+		q.back(l)
+		if l.tag > c.handed {
+			c.buffer = slices.DeleteFunc(c.buffer, func(o *refLoan) bool { return o == l })
+		} else {
+			c.stale[l.tag] = true
+		}
+		q.count.TimedOut++
+		r.fail(q, l.refEntry, q.backoff(l.refEntry))
+	}
+	for _, e := range slices.Clone(q.delayed) {
+		if !e.readyAt.After(now) {
+			q.delayed = slices.DeleteFunc(q.delayed, func(o *refEntry) bool { return o == e })
+			q.ready = append(q.ready, e)
+		}
+	}
+	r.dispatch(q)
+}
+
+// reopen starts a new session: the consumers are gone, in good order or lost.
+func (r *reference) reopen(lost bool) {
+	for _, q := range r.queues {
+		for _, c := range q.attached {
+			r.giveBack(c, lost)
+		}
+		q.attached = nil
+	}
+	r.consumers = map[int]*refConsumer{}
+}
+
+func (q *refQueue) stats() bourse.QueueStats {
+	s := q.count
+	s.Ready, s.Unacked, s.Delayed = len(q.ready), len(q.loans), len(q.delayed)
+	for _, c := range q.attached {
+		if !c.pull {
+			s.Consumers++
+		}
+	}
+	return s
+}
+
+func (r *reference) stats() (all []bourse.QueueStats) {
+	for _, q := range r.queues {
+		all = append(all, q.stats())
+	}
+	slices.SortFunc(all, func(a, b bourse.QueueStats) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
