@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // Goal: what scripts cannot say in a few lines and random walks do not reach: limits of one step, of consumers,
@@ -59,6 +61,9 @@ func (s *single) effects(kind effectKind) (found []effect) {
 
 // One tick does a bounded number of things, and asks for another at once.
 func TestMachineStepLimit(t *testing.T) {
+	if invariant.Costly {
+		t.Skip("thousands of messages, walked after each of thousands of commands")
+	}
 	const n = stepLimit + 100
 	cases := []struct {
 		name  string

@@ -52,7 +52,7 @@ func TestReadySetModel(t *testing.T) {
 		push := func(n int) {
 			for range n {
 				seq++
-				e := entry{seq: seq, size: uint32(seq % 7), level: uint8(int(seq*2654435761>>7) % levels)}
+				e := entry{seq: seq, size: uint32(seq % 7), level: uint8((seq * 2654435761 >> 7) % uint64(levels))}
 				r.push(e)
 				p = append(p, e)
 			}
