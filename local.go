@@ -229,7 +229,8 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		e.apply(batch[:n])
 		batch = batch[n:]
 	}
-	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) {
+	// On a full disk a checkpoint is what makes space.
+	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) || e.store.Reclaimable() > 0 {
 		e.checkpoint()
 	}
 }
@@ -375,6 +376,11 @@ func (s *localShard) Propose(p Proposal) error {
 	}
 	if err := s.e.store.Append(s.shard, p.Durable(), p); err != nil {
 		s.left(1)
+		if errors.Is(err, storage.ErrDiskFull) && s.e.store.Reclaimable() > 0 {
+			// The queues may have been drained while the last checkpoint was on its way. No clock: each
+			// refusal looks again.
+			s.e.store.Poke()
+		}
 		return storageError(err)
 	}
 	return nil
