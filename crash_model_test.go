@@ -260,7 +260,7 @@ func checkHeld(held map[string][]Held, all map[string]fate) error {
 			if _, known := all[id]; !known {
 				return fmt.Errorf("%s in %s was never published", id, queue)
 			}
-			if !bytes.HasPrefix(h.Message.Body, []byte(id+" ")) || !bytes.Equal(h.Message.Body, crashBody(id, len(h.Message.Body)-len(id)-1)) {
+			if size := len(h.Message.Body) - len(id) - 1; size < 0 || !bytes.Equal(h.Message.Body, crashBody(id, size)) {
 				return fmt.Errorf("%s in %s has another body", id, queue)
 			}
 		}
