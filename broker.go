@@ -91,8 +91,7 @@ type Broker struct {
 	made       atomic.Uint64            // ids made
 	published  atomic.Uint64
 	unroutable atomic.Uint64
-	closing    atomic.Bool    // set under mu
-	attaching  sync.WaitGroup // calls of attach that run; Close waits for them. Add under mu
+	closing    atomic.Bool
 
 	mu      sync.Mutex // guards below; leaf lock
 	pullers map[queueID]*Subscription
@@ -323,19 +322,6 @@ func (b *Broker) workEnds() {
 	}
 }
 
-// attachStarts counts an attach in, unless the broker is being closed. Close lets those that have
-// started end before it detaches all consumers: an attach that came into the log behind the detach would
-// leave a consumer that nobody ends, and whose messages count as lost by a crash.
-func (b *Broker) attachStarts() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closing.Load() {
-		return false
-	}
-	b.attaching.Add(1)
-	return true
-}
-
 // Close closes the broker now. Publishes that were accepted are finished first; what consumers hold goes back
 // without a failure, and their subscriptions end with ErrClosed. Closing again returns what the first Close did.
 func (b *Broker) Close() error {
@@ -350,7 +336,6 @@ func (b *Broker) Close() error {
 	b.mu.Unlock()
 
 	b.drain() // after closing is set, by which Work tells Close from Shutdown
-	b.attaching.Wait()
 	b.gate.close()
 	b.placement.stop()
 	b.mover.stop()

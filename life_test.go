@@ -188,6 +188,26 @@ func TestBubblesShareNothing(t *testing.T) {
 	send(t, b, "q", "a")
 }
 
+// Close detached the consumers one after the other, and what one gave back was lent to the next: each loan more
+// made a message look redelivered.
+func TestCloseLendsNothing(t *testing.T) {
+	fs := new(storage.MemFS)
+	b := open(t, bourse.Options{Engine: onFS(t, fs)}, bourse.Queue{Name: "q"})
+	for _, body := range []string{"1", "2", "3", "4"} {
+		send(t, b, "q", body)
+	}
+	for range 3 {
+		consume(t, b, "q", 2)
+	}
+	require.NoError(t, b.Close())
+	b = open(t, bourse.Options{Engine: onFS(t, fs)})
+	require.EqualValues(t, 4, stats(t, b, "q").Delivered)
+	s := consume(t, b, "q", 4)
+	for range 4 {
+		require.Equal(t, 2, next(t, s).Deliveries)
+	}
+}
+
 // A local engine that was passed in Options.Engine counted no failure for what was on loan at a crash.
 func TestCrashCountsWithOwnEngine(t *testing.T) {
 	fs := new(storage.MemFS)

@@ -19,7 +19,7 @@ type LocalOptions struct {
 	// FS is where the directory is: nil for the operating system.
 	FS     storage.FS
 	Logger *slog.Logger // nil: discard
-	// SegmentBytes is the size of a file of the log. Default 32 MiB, 1 MiB in memory.
+	// SegmentBytes is the size of a file of the log. Default 16 MiB, 1 MiB in memory.
 	SegmentBytes int
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how
 	// much an open must replay. Default 64 MiB, 4 MiB in memory.
@@ -377,8 +377,8 @@ func (s *localShard) Propose(p Proposal) error {
 	if err := s.e.store.Append(s.shard, p.Durable(), p); err != nil {
 		s.left(1)
 		if errors.Is(err, storage.ErrDiskFull) && s.e.store.Reclaimable() > 0 {
-			// The queues may have been drained while the last checkpoint was on its way. No clock: each
-			// refusal looks again.
+			// The queues may have been drained while the last checkpoint was on its way, or before the broker
+			// was opened. No clock: each refusal looks again.
 			s.e.store.Poke()
 		}
 		return storageError(err)

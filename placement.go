@@ -54,10 +54,9 @@ func (p *placement) start(ctx context.Context) error {
 		return err
 	}
 	p.first.opened(log)
-	if p.first.lost {
-		if err := p.first.serves(ctx); err != nil {
-			return err
-		}
+	// A log that leads from the start is ready for consumers when the broker is; another one may lead later, or never.
+	if err := p.first.serves(ctx); err != nil && (p.first.lost || ctx.Err() != nil) {
+		return err
 	}
 	if p.kind == ShardPerQueue {
 		if err := p.follow(ctx); err != nil {

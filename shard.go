@@ -27,6 +27,7 @@ type shard struct {
 	session   uint32
 	serving   error           // why consumers cannot attach; nil while a session is open
 	turned    chan struct{}   // closed when serving or leading changes, and replaced
+	over      bool            // it is being closed; serving stays as it is
 	starts    sync.WaitGroup  // goroutines that open a session
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
@@ -175,7 +176,7 @@ func (s *shard) leadLocked() {
 		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
 		// whoever attaches in it until then must be told.
 		session := uint32(answer.Code - answerNumber)
-		if !s.leading || session <= s.session {
+		if !s.leading || s.over || session <= s.session {
 			return
 		}
 		s.session, s.consumers = session, 0
@@ -192,6 +193,9 @@ func (s *shard) leadLocked() {
 var errNoSession = errors.New("no session yet")
 
 func (s *shard) serveLocked(err error) {
+	if s.over {
+		return
+	}
 	s.serving = err
 	close(s.turned)
 	s.turned = make(chan struct{})
@@ -204,10 +208,12 @@ func (s *shard) serves(ctx context.Context) error {
 		serving, leading, turned := s.serving, s.leading, s.turned
 		s.mu.Unlock()
 		switch {
+		case serving != nil && serving != errNoSession:
+			return serving
 		case !leading:
 			return s.b.lostLog
-		case serving != errNoSession:
-			return serving
+		case serving == nil:
+			return nil
 		}
 		select {
 		case <-turned:
@@ -328,18 +334,24 @@ func (s *shard) post(encode func([]byte, instant) []byte) error {
 	return s.log.Propose(&posting{b: s.b, encode: encode})
 }
 
-// close detaches the consumers in good order and closes the log.
+// close ends the consumers in good order, and closes the log. One command ends them together: were they detached one by one,
+// what the first gives back would be lent to the next. It opens another session, so an attach that comes behind it
+// is refused; one that came before it may have registered after the first look.
 func (s *shard) close(why error) error {
 	s.mu.Lock()
 	s.setWakeLocked(0)
+	s.serveLocked(why)
+	s.over = true
 	s.mu.Unlock()
-	for _, sub := range s.subscriptions() {
-		sub.end(why)
-		// An error means that the log has failed or leads elsewhere: the messages come back from there.
-		_ = s.post(func(dst []byte, at instant) []byte {
-			return detach{queue: sub.queue.id, consumer: sub.id}.appendTo(dst, at)
-		})
+	end := func() {
+		for _, sub := range s.subscriptions() {
+			sub.end(why)
+		}
 	}
+	end()
+	// An error means that the log has failed or leads elsewhere: the messages come back from there.
+	_ = s.post(func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })
+	end()
 	err := s.log.Close()
 	s.starts.Wait()
 	return err

@@ -3,6 +3,7 @@ package bourse
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/btree"
@@ -27,7 +28,8 @@ import (
 //	                    list first: slot, consumer's place, tag, deadline, extended, entry
 //	          free      slots, the top of the stack last
 //
-// Timers, sums and lists by consumer follow from this. Equal states give equal bytes.
+// Timers, sums and lists by consumer follow from this. Equal states give equal bytes, and what is not in the one
+// order that a machine writes does not decode.
 const snapshotVersion = 1
 
 func appendEntry(dst []byte, e *entry) []byte {
@@ -42,8 +44,8 @@ func appendEntry(dst []byte, e *entry) []byte {
 
 func decodeEntry(r *wire.Reader, levels int) entry {
 	e := entry{
-		seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: uint32(r.Uvarint()),
-		deliveries: uint32(r.Uvarint()), failures: uint32(r.Uvarint()), level: r.Byte(),
+		seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: decodeUint32(r),
+		deliveries: decodeUint32(r), failures: decodeUint32(r), level: r.Byte(),
 	}
 	if int(e.level) >= levels {
 		r.Fail()
@@ -59,6 +61,15 @@ func (m *machine) snapshotBytes() int {
 		n += 1<<10 + 40*q.size()
 	}
 	return n
+}
+
+func decodeUint32(r *wire.Reader) uint32 {
+	v := r.Uvarint()
+	if v > math.MaxUint32 {
+		r.Fail()
+		return 0
+	}
+	return uint32(v)
 }
 
 func (m *machine) appendTo(dst []byte) []byte {
@@ -166,7 +177,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 		return nil, fmt.Errorf("snapshot: %w", wire.ErrMalformed)
 	}
 	m.now = instant(r.Varint())
-	m.session = uint32(r.Uvarint())
+	m.session = decodeUint32(&r)
 	tr := wire.NewReader(r.Bytes())
 	if m.role == roleQueue {
 		def := queueDef{id: queueID(tr.Uvarint()), Queue: decodeQueue(&tr)}
@@ -211,27 +222,58 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		}
 		return e
 	}
+	last := entry{}
 	for range r.Count(smallestEntry) {
-		q.ready.push(take())
+		e := take()
+		if q.ready.n > 0 && (e.level < last.level || e.level == last.level && e.seq <= last.seq) {
+			r.Fail()
+			return
+		}
+		q.ready.push(e)
+		last = e
 	}
 	if n := r.Count(smallestEntry); n > 0 {
 		q.delayed = btree.NewG(16, byTime)
-		for range n {
+		last := delayed{}
+		for i := range n {
 			d := delayed{at: instant(r.Varint()), entry: take()}
+			if i > 0 && !byTime(last, d) {
+				r.Fail()
+				return
+			}
 			q.delayed.ReplaceOrInsert(d)
 			q.delayedBytes += int64(d.size)
+			last = d
 		}
 	}
 	if n := r.Count(smallestEntry); n > 0 {
 		q.dying = btree.NewG(16, bySeqDying)
-		for range n {
+		last := dying{}
+		for i := range n {
 			d := dying{entry: take(), at: instant(r.Varint()), reason: deathReason(r.Byte()), note: r.String()}
+			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLimit {
+				r.Fail()
+				return
+			}
 			q.dying.ReplaceOrInsert(d)
 			q.dyingBytes += int64(d.size)
+			last = d
 		}
 	}
-	for range r.Count(5) {
-		c := &consumer{id: consumerID(r.Uvarint()), prefetch: int32(r.Uvarint()), pull: r.Bool(), lastTag: r.Uvarint(), turn: r.Uvarint()}
+	consumers := r.Count(5)
+	if consumers > maxConsumers {
+		r.Fail()
+		return
+	}
+	for range consumers {
+		c := &consumer{id: consumerID(r.Uvarint())}
+		prefetch := decodeUint32(r)
+		c.pull, c.lastTag, c.turn = r.Bool(), r.Uvarint(), r.Uvarint()
+		if prefetch > MaxPrefetch || q.roster.find(c.id) != nil {
+			r.Fail()
+			return
+		}
+		c.prefetch = int32(prefetch)
 		c.place, c.oldest, c.newest = -1, noSlot, noSlot
 		q.roster.all = append(q.roster.all, c)
 	}
@@ -252,8 +294,7 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 	}
 	l.slots = make([]loan, slots)
 	type held struct {
-		slot     slotID
-		deadline instant
+		extension
 		extended bool
 	}
 	var inOrder []held
@@ -265,15 +306,26 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 			r.Fail()
 			return
 		}
+		next := held{extension{deadline, slotID(s)}, extended}
+		if n := len(inOrder); n > 0 {
+			before := inOrder[n-1]
+			if before.extended && (!extended || !byDeadline(before.extension, next.extension)) ||
+				!before.extended && !extended && deadline < before.deadline {
+				r.Fail()
+				return
+			}
+		}
 		l.slots[s] = loan{entry: e, holder: q.roster.all[place], tag: tag, deadline: deadline, extended: extended}
-		inOrder = append(inOrder, held{slotID(s), deadline, extended})
+		inOrder = append(inOrder, next)
 	}
+	taken := make([]bool, slots)
 	for range int(slots) - loans {
 		s := r.Uvarint()
-		if s >= slots {
+		if s >= slots || taken[s] || l.slots[s].holder != nil {
 			r.Fail()
 			return
 		}
+		taken[s] = true
 		l.free = append(l.free, slotID(s))
 	}
 	// First the deadlines in the order written, then every holder's list by tag.
@@ -283,13 +335,19 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 				l.extended = btree.NewG(16, byDeadline)
 			}
 			l.slots[h.slot].older, l.slots[h.slot].newer = noSlot, noSlot
-			l.extended.ReplaceOrInsert(extension{h.deadline, h.slot})
+			l.extended.ReplaceOrInsert(h.extension)
 			continue
 		}
 		l.append(h.slot)
 	}
 	slices.SortFunc(inOrder, func(a, b held) int { return cmp.Compare(l.slots[a.slot].tag, l.slots[b.slot].tag) })
 	for _, h := range inOrder {
+		ln := &l.slots[h.slot]
+		newest := ln.holder.newest
+		if ln.tag == 0 || ln.tag > ln.holder.lastTag || newest != noSlot && l.slots[newest].tag == ln.tag {
+			r.Fail()
+			return
+		}
 		l.linkToHolder(h.slot)
 	}
 }

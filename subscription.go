@@ -81,10 +81,9 @@ func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOpti
 
 // attach makes a subscription known here, then in the log: deliveries may come before the answer.
 func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Subscription, error) {
-	if !b.attachStarts() {
-		return nil, ErrClosed
+	if err := b.open(); err != nil {
+		return nil, err
 	}
-	defer b.attaching.Done()
 	def, ok := b.topology.Load().queue(queue)
 	if !ok {
 		return nil, ErrNotFound

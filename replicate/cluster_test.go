@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -184,7 +185,14 @@ func (l *asLog) Close() error {
 func TestEngine(t *testing.T) {
 	enginetest.Run(t, func(t *testing.T) enginetest.Harness {
 		t.Parallel()
-		c := newCluster(t, 30*time.Millisecond)
+		// The suite proposes at one node and takes no for a failure, so this one must not be
+		// deposed: not by a neighbour's tests, nor by 4 MiB commands, three times each, on
+		// one disk.
+		rtt := 50 * time.Millisecond
+		if strings.HasSuffix(t.Name(), "/Large") {
+			rtt = 200 * time.Millisecond
+		}
+		c := newCluster(t, rtt)
 		var e *asEngine
 		log := func(shard uint64, i int) *shardLog {
 			e.mu.Lock()

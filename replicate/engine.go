@@ -23,8 +23,10 @@ type Node struct {
 	cfg  Config
 	host *dragonboat.NodeHost
 	stop chan struct{} // closed by Close: Opens that run give up
-	// propose is host.Propose; tests put something less reliable in its place.
+	// propose and leader are host.Propose and host.GetLeaderID; tests put something less
+	// reliable in their place.
 	propose func(*client.Session, []byte, time.Duration) (*dragonboat.RequestState, error)
+	leader  func(shard uint64) (leader, term uint64, known bool, err error)
 
 	closeOnce sync.Once
 	closeErr  error
@@ -104,7 +106,7 @@ func (n *Node) start() (err error) {
 	if host == nil { // it recovers from some of its own panics, and returns nothing
 		return started(errors.New("raft library: the host did not start"))
 	}
-	n.host, n.propose = host, host.Propose
+	n.host, n.propose, n.leader = host, host.Propose, host.GetLeaderID
 	return nil
 }
 

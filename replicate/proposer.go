@@ -240,7 +240,7 @@ func (l *shardLog) step(now time.Time) (again time.Duration, more bool) {
 // whether the library's two accounts of that agree. The listener may speak first, or of an
 // earlier life of the replica, so it only hints.
 func (l *shardLog) leads() (term uint64, sure bool) {
-	leader, term, known, err := l.node.host.GetLeaderID(l.shard)
+	leader, term, known, err := l.node.leader(l.shard)
 	l.mu.Lock()
 	h := l.hint
 	l.mu.Unlock()

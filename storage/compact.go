@@ -56,6 +56,9 @@ func (l *Log) prepare() {
 	}
 }
 
+// keepFree is how many segments that nobody needs are kept for use, besides the spares.
+const keepFree = 4
+
 // prepareOne makes one spare if one is missing, and reports whether to look again.
 func (l *Log) prepareOne() bool {
 	l.mu.Lock()
@@ -64,8 +67,11 @@ func (l *Log) prepareOne() bool {
 		return false
 	}
 	if len(l.spares) >= l.opts.Spare {
-		surplus := l.free
-		l.free = nil
+		// Checkpoints free segments several at a time, and the log takes them one at a time: some wait for that
+		// here, or the preparer would remove files and fill new ones with zeros all the time.
+		keep := min(len(l.free), keepFree)
+		surplus := slices.Clone(l.free[keep:])
+		l.free = l.free[:keep:keep]
 		l.mu.Unlock()
 		l.removeSegments(surplus)
 		return l.prepareReserve()

@@ -71,7 +71,7 @@ func Open(dir string, opts Options) (*Log, error) {
 		opts.FS = OS
 	}
 	if opts.SegmentBytes == 0 {
-		opts.SegmentBytes = 32 << 20
+		opts.SegmentBytes = 16 << 20
 	}
 	opts.SegmentBytes = min(max(opts.SegmentBytes, 512), maxPayload) &^ (chunkAlign - 1)
 	if opts.CacheBytes == 0 {
@@ -256,7 +256,7 @@ func (l *Log) findCheckpoint(names []string) (live []uint32, err error) {
 		for _, seq := range all[:len(all)-1] {
 			l.remove(l.checkpointName(seq))
 		}
-		l.base, live = m.base, m.live
+		l.base, live, l.saved = m.base, m.live, m.base.next
 	}
 	l.reported = reported{l.base.next - 1, l.base.next, at(l.base.segment, l.base.offset)}
 	return live, nil

@@ -106,8 +106,8 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 
 	// 1. What the checkpoint builds on must not be lost: w refers to records that may be
 	// written and not synced. Earlier segments are synced (invariant 2).
-	if s := l.segment(m.base.segment); s == nil {
-		return errors.New("write checkpoint: the mark is older than a checkpoint")
+	if s := l.segment(m.base.segment); s == nil || m.base.next < l.saved {
+		return errors.New("write checkpoint: the mark is older than the last checkpoint")
 	} else if err := s.file.Sync(); err != nil {
 		return l.fail(err)
 	}
@@ -138,7 +138,7 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 	if l.checkpoint != "" && l.checkpoint != name {
 		l.remove(l.checkpoint) // the newest counts, whether this is there or not
 	}
-	l.checkpoint = name
+	l.checkpoint, l.saved = name, m.base.next
 	l.sinceBase.Store(m.logged)
 	l.freeSegments(m)
 	return nil

@@ -31,7 +31,7 @@ type Committed struct {
 type Options struct {
 	// FS is where the directory lives. Default: the operating system's.
 	FS FS
-	// SegmentBytes is the size of a segment file, at least 512. Default 32 MiB. It may
+	// SegmentBytes is the size of a segment file, at least 512. Default 16 MiB. It may
 	// change from one Open to the next.
 	SegmentBytes int
 	// CacheBytes is the memory for recent records, read back without the disk. Default
@@ -125,6 +125,7 @@ type Log struct {
 
 	ckptMu     sync.Mutex
 	checkpoint string // name of the newest; empty if none
+	saved      uint64 // where replay from it starts
 	reserve    atomic.Bool
 	logged     atomic.Int64 // bytes of log replayed and reported so far
 	sinceBase  atomic.Int64 // logged at the last checkpoint

@@ -278,6 +278,26 @@ func TestCheckpointStream(t *testing.T) {
 	}
 }
 
+// A late mark must not replace a newer checkpoint, whose segments may be free by now.
+func TestCheckpointOfOldMark(t *testing.T) {
+	a := newApp()
+	fs := &MemFS{}
+	require.NoError(t, a.open("d", crashOptions(fs), nil))
+	old := a.log.Mark()
+	require.NoError(t, a.append(op{size: 10, sync: true}))
+	require.NoError(t, a.wait())
+	m, state := a.log.Mark(), a.encode()
+	require.NoError(t, a.log.WriteCheckpoint(m, bytes.NewReader(state)))
+	require.ErrorContains(t, a.log.WriteCheckpoint(old, bytes.NewReader(nil)), "older")
+	require.NoError(t, a.log.WriteCheckpoint(m, bytes.NewReader(state)), "the same again")
+	require.NoError(t, a.log.Close())
+	ops, _, _ := a.view()
+	b := newApp()
+	require.NoError(t, b.open("d", crashOptions(fs), ops))
+	require.Equal(t, 1, int(b.last))
+	require.NoError(t, b.log.Close())
+}
+
 // Steady state: no allocation for a record, and segments are used again.
 func TestAppendDoesNotAllocate(t *testing.T) {
 	c := make(chan struct{}, 1)
