@@ -86,9 +86,6 @@ type localEngine struct {
 
 	entries []Entry // owned by commit, kept for its memory
 	size    int64   // owned by commit: of the last checkpoint, so that the next one is worth its cost
-	dead    int     // owned by commit: segments that were free for the taking when it looked last
-
-	full atomic.Bool // a proposal was refused because the disk is full
 }
 
 // recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
@@ -232,23 +229,10 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		e.apply(batch[:n])
 		batch = batch[n:]
 	}
-	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) || e.full.Load() && e.reclaimable() {
+	// On a full disk a checkpoint is what makes space.
+	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) || e.store.Reclaimable() > 0 {
 		e.checkpoint()
 	}
-}
-
-// reclaimable reports whether a checkpoint would give a full disk back what drained segments hold, and no checkpoint
-// has tried that yet.
-func (e *localEngine) reclaimable() bool {
-	s := e.store.Stats()
-	if !s.Full {
-		e.full.Store(false)
-		e.dead = 0
-		return false
-	}
-	more := s.Dead > e.dead
-	e.dead = s.Dead
-	return more
 }
 
 // opened is the shard of a proposal.
@@ -392,8 +376,10 @@ func (s *localShard) Propose(p Proposal) error {
 	}
 	if err := s.e.store.Append(s.shard, p.Durable(), p); err != nil {
 		s.left(1)
-		if errors.Is(err, storage.ErrDiskFull) {
-			s.e.full.Store(true)
+		if errors.Is(err, storage.ErrDiskFull) && s.e.store.Reclaimable() > 0 {
+			// The queues may have been drained while the last checkpoint was on its way, or before the broker
+			// was opened. No clock: each refusal looks again.
+			s.e.store.Poke()
 		}
 		return storageError(err)
 	}

@@ -242,6 +242,25 @@ func (l *Log) remove(name string) {
 	}
 }
 
+// Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones; else 0.
+// Then a checkpoint is worth taking, however little has been written since the last.
+func (l *Log) Reclaimable() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.full == nil {
+		return 0
+	}
+	n := 0
+	l.segMu.RLock()
+	defer l.segMu.RUnlock()
+	for number, s := range l.segments {
+		if number < l.current.number && s.live.Load() == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // freeSegments makes the segments below m that had no reference there free. A
 // checkpoint at m must be durable.
 func (l *Log) freeSegments(m Mark) {

@@ -47,7 +47,7 @@ type Options struct {
 	// and Data are valid during the call. An error means that the batch could not be made
 	// durable and that its outcome is not known; it matches ErrFailed, and every later
 	// batch reports the same. Commit must call neither Append, which may wait for it, nor
-	// Close.
+	// Close. After Poke the batch may be empty.
 	Commit func(batch []Committed, err error)
 }
 
@@ -97,6 +97,7 @@ type Log struct {
 	running  bool      // Replay has returned without an error
 	replayed bool      // Replay was called
 	closing  bool
+	poked    bool  // Commit is to be called, with whatever there is
 	failed   error // sticky; matches ErrFailed
 	full     error // why no spare could be prepared; matches ErrDiskFull; nil after one was
 	seq      uint64
@@ -145,6 +146,7 @@ type batch struct {
 	end     Position // behind its last record
 	bytes   int
 	sync    bool
+	poked   bool // to be reported even if it is empty
 	err     error
 }
 
@@ -365,6 +367,17 @@ func (l *Log) fail(cause error) error {
 	return l.failed
 }
 
+// Poke has Commit called once more, with an empty batch if nothing is appended: for an owner that wants to
+// take a Mark. It returns at once.
+func (l *Log) Poke() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.running && !l.closing {
+		l.poked = true
+		l.work.Signal()
+	}
+}
+
 // write is the writer. It stops when the log is closing and the open batch is empty,
 // seals the log, and closes done; Close waits for it.
 func (l *Log) write() {
@@ -372,18 +385,19 @@ func (l *Log) write() {
 	defer close(l.done)
 	for {
 		l.mu.Lock()
-		for len(l.open.pieces) == 0 && !l.closing {
+		for len(l.open.pieces) == 0 && !l.closing && !l.poked {
 			l.work.Wait()
 		}
 		b, err, closing := l.open, l.failed, l.closing
-		if len(b.pieces) == 0 {
+		b.poked, l.poked = l.poked, false
+		if len(b.pieces) == 0 && !b.poked {
 			l.mu.Unlock()
 			l.seal(err)
 			return
 		}
 		l.open = l.newBatchLocked()
 		l.mu.Unlock()
-		if err == nil {
+		if err == nil && len(b.pieces) > 0 {
 			if err = l.flush(b, b.sync || closing); err != nil {
 				err = l.fail(err)
 			}
@@ -506,7 +520,7 @@ func (l *Log) report() {
 			l.logged.Add(int64(b.bytes))
 			l.reported = reported{b.last, b.last + 1, b.end}
 		}
-		if l.opts.Commit != nil && len(b.records) > 0 {
+		if l.opts.Commit != nil && (len(b.records) > 0 || b.poked) {
 			l.opts.Commit(b.records, b.err)
 		}
 		l.mu.Lock()
