@@ -3,6 +3,7 @@ package bourse
 import (
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/boursemq/bourse/internal/wire"
 )
@@ -100,10 +101,14 @@ func (b Backoff) pause(n uint32) time.Duration {
 
 // clipNote shortens a consumer's explanation to maxNoteBytes.
 func clipNote(s string) string {
-	if len(s) > maxNoteBytes {
-		s = s[:maxNoteBytes]
+	if len(s) <= maxNoteBytes {
+		return s
 	}
-	return s
+	n := maxNoteBytes
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n-- // not through the middle of a character
+	}
+	return s[:n]
 }
 
 // A history in a message: version, count, then each death from the newest.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -150,7 +151,8 @@ func (p *interpreter) run(t require.TestingT) (log [][]byte) {
 	}
 	apply(appendOpen(nil, p.now, false))
 	for i := range 2 {
-		apply(appendDeclare(nil, p.now, topologyLimits{}, []Declaration{Queue{Name: fmt.Sprintf("q%d", i), AckDeadline: time.Second, Priorities: 3}}))
+		q := Queue{Name: fmt.Sprintf("q%d", i), AckDeadline: time.Second, Priorities: 3}
+		apply(appendDeclare(nil, p.now, topologyLimits{}, []Declaration{q}))
 	}
 	for len(p.in) > 0 && len(log) < fuzzLimit {
 		apply(p.command())
@@ -335,7 +337,7 @@ func decodes(m *machine, cmd []byte) (ok bool) {
 		if r := recover(); r != nil {
 			text, isText := r.(string)
 			ok = false
-			if !isText || !bytes.Contains([]byte(text), []byte("does not decode")) && !bytes.Contains([]byte(text), []byte("unknown kind")) {
+			if !isText || !strings.Contains(text, "does not decode") && !strings.Contains(text, "unknown kind") {
 				panic(r)
 			}
 		}
