@@ -165,7 +165,7 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 		return fmt.Errorf("broker: declare: %w", err)
 	}
 	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings}
-	err := b.change(ctx, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
+	err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
 	if err != nil {
 		return fmt.Errorf("broker: declare: %w", err)
 	}
@@ -189,8 +189,8 @@ func (b *Broker) Check(ds ...Declaration) error {
 }
 
 // change proposes a change of the topology and waits until the broker routes by it.
-func (b *Broker) change(ctx context.Context, encode func([]byte, instant) []byte) error {
-	a, err := b.placement.first.call(ctx, true, encode)
+func (b *Broker) change(ctx context.Context, how durability, encode func([]byte, instant) []byte) error {
+	a, err := b.placement.first.call(ctx, how, encode)
 	if err == nil && a.Code == answerError {
 		err = decodeError(a.Data)
 	}
@@ -234,7 +234,7 @@ func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaratio
 	if only.IfEmpty {
 		conditions |= onlyEmpty
 	}
-	err := b.change(ctx, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
+	err := b.change(ctx, freeing, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
 	if err != nil {
 		return fmt.Errorf("broker: delete: %w", err)
 	}
@@ -255,7 +255,7 @@ func (b *Broker) Purge(ctx context.Context, queue string) (int, error) {
 	if shard == nil {
 		return 0, fmt.Errorf("broker: purge %q: %w", queue, ErrNotFound)
 	}
-	a, err := shard.call(ctx, true, func(dst []byte, at instant) []byte { return appendPurge(dst, at, def.id) })
+	a, err := shard.call(ctx, freeing, func(dst []byte, at instant) []byte { return appendPurge(dst, at, def.id) })
 	if err == nil && a.Code == answerGone {
 		err = ErrNotFound
 	}

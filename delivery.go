@@ -63,6 +63,9 @@ func (l *settlement) AppendTo(dst []byte) []byte {
 // Durable implements Proposal.
 func (l *settlement) Durable() bool { return l.answer != nil }
 
+// Frees implements storage.Freer.
+func (l *settlement) Frees() bool { return true }
+
 // Done implements Proposal.
 func (l *settlement) Done(a Answer, err error) {
 	if l.answer != nil {

@@ -132,6 +132,37 @@ func TestDiskFullGrows(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
+// TestDiskFullFrees: what gives space back is let in on a full disk, durably.
+func TestDiskFullFrees(t *testing.T) {
+	noLeaks(t)
+	fs := &storage.MemFS{}
+	fs.SetCapacity(1 << 20)
+	b, err := openFault(fs, "data")
+	require.NoError(t, err)
+	require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}, bourse.Queue{Name: "other"}))
+	n := len(fillUp(t, b, 0))
+	d, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	require.NoError(t, d.AckSync(ctx))
+	require.NoError(t, b.Delete(ctx, bourse.Queue{Name: "other"}))
+	require.ErrorIs(t, b.Declare(ctx, bourse.Queue{Name: "more"}), bourse.ErrDiskFull)
+	purged, err := b.Purge(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, n-1, purged)
+	lost := fs.Crash(storage.CrashLost, func(int) int { return 0 })
+	require.Eventually(t, func() bool {
+		return b.Publish(ctx, bourse.Message{RoutingKey: "q"}) == nil
+	}, testTimeout, 1e6)
+	require.NoError(t, b.Close())
+
+	b, err = openFault(lost, "data")
+	require.NoError(t, err)
+	require.Zero(t, stats(t, b, "q").Ready)
+	_, there := b.QueueStats("other")
+	require.False(t, there)
+	require.NoError(t, b.Close())
+}
+
 // TestFaultEveryCall makes one call after the other fail, once or for ever.
 func TestFaultEveryCall(t *testing.T) {
 	noLeaks(t)

@@ -135,7 +135,7 @@ func (p *moving) forward(Proposal) error {
 		if target == nil {
 			return ErrQueueGone
 		}
-		a, err := target.call(p.v.over, true, func(dst []byte, at instant) []byte {
+		a, err := target.call(p.v.over, durably, func(dst []byte, at instant) []byte {
 			dst = appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{id})
 			return appendMessage(dst, &p.message, p.made, p.deaths)
 		})
@@ -146,7 +146,7 @@ func (p *moving) forward(Proposal) error {
 			return err
 		}
 	}
-	_, err := p.source.call(p.v.over, false, func(dst []byte, at instant) []byte {
+	_, err := p.source.call(p.v.over, lazily, func(dst []byte, at instant) []byte {
 		return appendForwarded(dst, at, p.order.queue, p.order.seq)
 	})
 	return err

@@ -163,7 +163,7 @@ func (s *shard) leadLocked() {
 	s.out = s.m.lead(s.out[:0])
 	s.run(nil, s.out)
 	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
-		answer, err := s.call(context.Background(), false, func(dst []byte, at instant) []byte {
+		answer, err := s.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
 			return appendOpen(dst, at, s.lost)
 		})
 		s.mu.Lock()
@@ -292,13 +292,23 @@ func (s *shard) subscriptions() []*Subscription {
 
 // posting is a proposal whose outcome nobody waits for.
 type posting struct {
-	b       *Broker
-	durable bool
-	encode  func(dst []byte, at instant) []byte
+	b      *Broker
+	how    durability
+	encode func(dst []byte, at instant) []byte
 }
 
+// durability is what a command asks of the log.
+type durability byte
+
+const (
+	lazily  durability = iota // written before it is applied, synced with the next that is durable
+	durably                   // synced before it is applied
+	freeing                   // likewise, and let in on a full disk, since it gives space back
+)
+
 func (p *posting) AppendTo(dst []byte) []byte { return p.encode(dst, p.b.now()) }
-func (p *posting) Durable() bool              { return p.durable }
+func (p *posting) Durable() bool              { return p.how != lazily }
+func (p *posting) Frees() bool                { return p.how == freeing } // for storage.Freer
 func (p *posting) Done(Answer, error)         {}
 
 // calling is a proposal whose answer somebody waits for.
@@ -315,11 +325,11 @@ func (c *calling) Done(a Answer, err error) {
 }
 
 // call proposes a command and waits for the answer.
-func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, instant) []byte) (Answer, error) {
+func (s *shard) call(ctx context.Context, how durability, encode func([]byte, instant) []byte) (Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return Answer{}, err
 	}
-	c := &calling{posting: posting{b: s.b, durable: durable, encode: encode}, done: make(chan struct{})}
+	c := &calling{posting: posting{b: s.b, how: how, encode: encode}, done: make(chan struct{})}
 	if err := s.log.Propose(c); err != nil {
 		return Answer{}, err
 	}

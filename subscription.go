@@ -99,7 +99,7 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 		b: b, shard: shard, queue: def, id: shard.newConsumer(), signal: make(chan struct{}, 1),
 	}
 	shard.register(s)
-	answer, err := shard.call(ctx, false, func(dst []byte, at instant) []byte {
+	answer, err := shard.call(ctx, lazily, func(dst []byte, at instant) []byte {
 		return attach{queue: def.id, consumer: s.id, prefetch: prefetch}.appendTo(dst, at)
 	})
 	if err == nil {
@@ -368,7 +368,7 @@ func (s *Subscription) close() error {
 	if before != nil {
 		return nil // the consumer is gone already: with its queue, its broker or its log
 	}
-	_, err := s.shard.call(context.Background(), false, func(dst []byte, at instant) []byte {
+	_, err := s.shard.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
 		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
 	})
 	if err != nil && !errors.Is(err, ErrClosed) {

@@ -18,6 +18,14 @@ type Payload interface {
 	AppendTo(dst []byte) []byte
 }
 
+// Freer is a Payload that may say that it gives space back, such as the removal of what an earlier record brought. On a
+// full disk it still goes in, even if it asks for a sync.
+type Freer interface {
+	Payload
+	// Frees reports whether the record gives space back.
+	Frees() bool
+}
+
 // Committed is one record on its way out of the log, in log order.
 type Committed struct {
 	Stream   uint64
@@ -165,10 +173,12 @@ type piece struct {
 // ErrTooLarge. Append waits while 64 MiB are not reported yet, or until a segment is
 // ready, never for a sync of its own. Records of one goroutine keep their order.
 func (l *Log) Append(stream uint64, sync bool, p Payload) error {
+	f, ok := p.(Freer)
+	adds := sync && !(ok && f.Frees())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		if err := l.admitLocked(sync); err != nil {
+		if err := l.admitLocked(adds); err != nil {
 			return err
 		}
 		if l.pending < maxPending {
@@ -194,7 +204,7 @@ func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 		return fmt.Errorf("%w: payload of %d bytes", ErrTooLarge, len(body))
 	}
 	l.scratch = nil // the body is in it, and placeLocked may let others in
-	c, err := l.placeLocked(recordSize(len(body)), sync)
+	c, err := l.placeLocked(recordSize(len(body)), adds)
 	if err != nil {
 		return err
 	}
@@ -206,8 +216,8 @@ func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 	return nil
 }
 
-// admitLocked says whether a record may come in now.
-func (l *Log) admitLocked(sync bool) error {
+// admitLocked says whether a record may come in now. adds: it brings in something that is to last.
+func (l *Log) admitLocked(adds bool) error {
 	switch {
 	case l.closing:
 		return ErrClosed
@@ -215,7 +225,7 @@ func (l *Log) admitLocked(sync bool) error {
 		return l.failed
 	case !l.running:
 		return errOrder
-	case l.full != nil && sync && len(l.spares) <= 1:
+	case l.full != nil && adds && len(l.spares) <= 1:
 		l.wakePreparer() // no clock: each refusal asks again
 		return l.full
 	}
@@ -225,7 +235,7 @@ func (l *Log) admitLocked(sync bool) error {
 // placeLocked makes room for a record of size at the end of the log and returns the
 // chunk with the room: the present one, a new one, or the first of the next segment,
 // for which it may wait, and let others in meanwhile.
-func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
+func (l *Log) placeLocked(size int, adds bool) (*chunk, error) {
 	for {
 		if l.chunk.limit-l.chunk.used >= size {
 			return l.chunk, nil
@@ -236,7 +246,7 @@ func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
 			}
 			return l.newChunkLocked(size), nil
 		}
-		if n := len(l.spares); n > 1 || n == 1 && !sync { // the last one is the reserve
+		if n := len(l.spares); n > 1 || n == 1 && !adds { // the last one is the reserve
 			if err := l.rotateLocked(size); err != nil {
 				return nil, err
 			}
@@ -248,7 +258,7 @@ func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
 		}
 		l.wakePreparer()
 		l.room.Wait()
-		if err := l.admitLocked(sync); err != nil {
+		if err := l.admitLocked(adds); err != nil {
 			return nil, err
 		}
 	}
