@@ -230,7 +230,7 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		batch = batch[n:]
 	}
 	// On a full disk a checkpoint is what makes space.
-	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) || e.store.Reclaimable() > 0 {
+	if e.store.SinceCheckpoint() >= max(e.every, 8*e.size) || e.store.Reclaimable() > 0 {
 		e.checkpoint()
 	}
 }
