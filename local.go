@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/boursemq/bourse/internal/wire"
 	"github.com/boursemq/bourse/storage"
 )
 
@@ -83,9 +82,9 @@ type localEngine struct {
 	saving   sync.WaitGroup // the checkpoint that is being written
 	busy     atomic.Bool    // there is one
 	saved    atomic.Uint64  // checkpoints written
+	size     atomic.Int64   // of the last one, so that the next is worth its cost
 
 	entries []Entry // owned by commit, kept for its memory
-	size    int64   // owned by commit: of the last checkpoint, so that the next one is worth its cost
 }
 
 // recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
@@ -112,9 +111,6 @@ type localShard struct {
 	empty  chan struct{} // capacity 1: closed and nothing inside; sent by left, received by Close
 }
 
-// A checkpoint holds every shard: version, count, then id, length and snapshot of each.
-const checkpointVersion = 1
-
 // load reads the checkpoint. The log is replayed when the first shard is opened, so that its entries need not
 // be kept.
 func (e *localEngine) load() error {
@@ -128,16 +124,12 @@ func (e *localEngine) load() error {
 	if err != nil {
 		return err
 	}
-	d := wire.NewReader(b)
-	if v := d.Byte(); v != checkpointVersion {
-		return fmt.Errorf("%w: checkpoint of version %d, this binary reads %d", ErrForeignDir, v, checkpointVersion)
+	states, err := decodeCheckpoint(b)
+	if err != nil {
+		return err
 	}
-	for range d.Count(2) {
-		shard := d.Uvarint()
-		e.unopened[shard] = &recovered{snapshot: d.Bytes()}
-	}
-	if err := d.Done(); err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
+	for id, state := range states {
+		e.unopened[id] = &recovered{snapshot: state}
 	}
 	return nil
 }
@@ -230,7 +222,7 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		batch = batch[n:]
 	}
 	// On a full disk a checkpoint is what makes space.
-	if e.store.SinceCheckpoint() >= max(e.every, 8*e.size) || e.store.Reclaimable() > 0 {
+	if e.store.SinceCheckpoint() >= max(e.every, 8*e.size.Load()) || e.store.Reclaimable() > 0 {
 		e.checkpoint()
 	}
 }
@@ -281,7 +273,6 @@ func (e *localEngine) checkpoint() {
 		}
 		return
 	}
-	e.size = int64(len(state))
 	mark := e.store.Mark()
 	go func() { // ends by itself; Close waits for it
 		defer e.saving.Done()
@@ -290,37 +281,35 @@ func (e *localEngine) checkpoint() {
 			e.log.Warn("no checkpoint was written", "err", err)
 			return
 		}
+		e.size.Store(state.bytes)
 		e.saved.Add(1)
 	}()
 }
 
-// capture encodes the state of all shards; nil if there is one that was not opened, whose messages only its
+// capture takes the state of all shards; nil if there is one that was not opened, whose messages only its
 // machine could name, or if the engine is being closed. If it is not nil the caller must call saving.Done.
-func (e *localEngine) capture() (snapshot, error) {
+func (e *localEngine) capture() (*checkpoint, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, nil
 	}
-	for _, closed := range e.unopened {
+	c := &checkpoint{shards: make([]savedShard, 0, len(e.shards)+len(e.unopened))}
+	for id, closed := range e.unopened {
 		if !closed.counted {
 			return nil, nil
 		}
+		c.shards = append(c.shards, savedShard{id, encoded(closed.snapshot)})
 	}
-	b := append([]byte(nil), checkpointVersion)
-	b = wire.AppendUvarint(b, uint64(len(e.shards)+len(e.unopened)))
 	for id, s := range e.shards {
-		state, err := s.state()
+		state, err := s.m.Snapshot()
 		if err != nil {
 			return nil, err
 		}
-		b = wire.AppendBytes(wire.AppendUvarint(b, id), state)
-	}
-	for id, closed := range e.unopened {
-		b = wire.AppendBytes(wire.AppendUvarint(b, id), closed.snapshot)
+		c.shards = append(c.shards, savedShard{id, state})
 	}
 	e.saving.Add(1) // under mu, so before Close waits
-	return snapshot(b), nil
+	return c, nil
 }
 
 // state is the snapshot of the shard's machine.
@@ -328,9 +317,6 @@ func (s *localShard) state() ([]byte, error) {
 	w, err := s.m.Snapshot()
 	if err != nil {
 		return nil, err
-	}
-	if encoded, ok := w.(snapshot); ok {
-		return encoded, nil
 	}
 	var b bytes.Buffer
 	_, err = w.WriteTo(&b)

@@ -49,6 +49,7 @@ type block struct {
 	entries     [blockEntries]entry
 	first, last int
 	next        *block
+	shared      bool // a view refers to it
 }
 
 const blockEntries = 128
@@ -121,8 +122,10 @@ func (r *readySet) pop() entry {
 			if l.head == nil {
 				l.tail = nil
 			}
-			b.first, b.last, b.next = 0, 0, nil
-			r.spare = b
+			if !b.shared {
+				b.first, b.last, b.next = 0, 0, nil
+				r.spare = b
+			}
 		}
 	}
 	if l.head == nil && (l.returned == nil || l.returned.Len() == 0) {
@@ -152,16 +155,60 @@ func (l *line) firstReturned() (entry, bool) {
 
 // each calls yield with every message, by level from the lowest, by seq within one, until it
 // returns false. The set must not change meanwhile.
-func (r *readySet) each(yield func(entry) bool) {
+func (r *readySet) each(yield func(entry) bool) { r.look(false).each(yield) }
+
+// readyView is a ready set at one moment.
+type readyView struct {
+	n     int
+	lines []lineView
+}
+
+type lineView struct {
+	blocks   []blockView
+	returned *btree.BTreeG[entry]
+}
+
+// blockView is entries[first:last] of a block.
+type blockView struct {
+	block       *block
+	first, last int
+}
+
+// view is the set as it is now, whatever happens to it later. It shares the blocks: what is in them is never
+// changed, push adds behind what the view sees, and pop leaves a shared block to the view instead of using it again.
+func (r *readySet) view() readyView { return r.look(true) }
+
+func (r *readySet) look(share bool) readyView {
+	v := readyView{n: r.n}
 	for i := range r.lines {
 		l := &r.lines[i]
+		if l.head == nil && (l.returned == nil || l.returned.Len() == 0) {
+			continue
+		}
+		var lv lineView
+		for b := l.head; b != nil; b = b.next {
+			b.shared = b.shared || share
+			lv.blocks = append(lv.blocks, blockView{b, b.first, b.last})
+		}
+		if lv.returned = l.returned; share && l.returned != nil {
+			lv.returned = l.returned.Clone()
+		}
+		v.lines = append(v.lines, lv)
+	}
+	return v
+}
+
+// each is readySet.each for a view.
+func (v readyView) each(yield func(entry) bool) {
+	for _, l := range v.lines {
 		var back []entry
 		if l.returned != nil && l.returned.Len() > 0 {
 			back = make([]entry, 0, l.returned.Len())
 			l.returned.Ascend(func(e entry) bool { back = append(back, e); return true })
 		}
-		for b := l.head; b != nil; b = b.next {
-			for _, e := range b.entries[b.first:b.last] {
+		for _, b := range l.blocks {
+			for i := b.first; i < b.last; i++ {
+				e := b.block.entries[i]
 				for len(back) > 0 && back[0].seq < e.seq {
 					if !yield(back[0]) {
 						return

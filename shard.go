@@ -223,18 +223,23 @@ func (s *shard) serves(ctx context.Context) error {
 	}
 }
 
-// Snapshot implements Machine. The state is encoded at once, since it changes with the next command.
+// Snapshot implements Machine.
 func (s *shard) Snapshot() (io.WriterTo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return snapshot(s.m.appendTo(make([]byte, 0, s.m.snapshotBytes()))), nil
+	return snapshot{s.m.view()}, nil
 }
 
-type snapshot []byte
+// snapshot writes a view.
+type snapshot struct{ view *view }
 
-func (s snapshot) WriteTo(w io.Writer) (int64, error) {
-	n, err := w.Write(s)
-	return int64(n), err
+func (s snapshot) WriteTo(w io.Writer) (n int64, err error) {
+	err = s.view.write(func(piece []byte) error {
+		k, err := w.Write(piece)
+		n += int64(k)
+		return err
+	})
+	return n, err
 }
 
 // Restore implements Machine.

@@ -54,15 +54,6 @@ func decodeEntry(r *wire.Reader, levels int) entry {
 	return e
 }
 
-// snapshotBytes is about what a snapshot takes, so that a large one is not moved while it grows.
-func (m *machine) snapshotBytes() int {
-	n := 4 << 10
-	for _, q := range m.order {
-		n += 1<<10 + 40*q.size()
-	}
-	return n
-}
-
 func decodeUint32(r *wire.Reader) uint32 {
 	v := r.Uvarint()
 	if v > math.MaxUint32 {
@@ -72,61 +63,130 @@ func decodeUint32(r *wire.Reader) uint32 {
 	return uint32(v)
 }
 
-func (m *machine) appendTo(dst []byte) []byte {
-	dst = append(dst, snapshotVersion, byte(m.role))
-	dst = wire.AppendVarint(dst, int64(m.now))
-	dst = wire.AppendUvarint(dst, uint64(m.session))
+// view is the state of a machine at one moment, which can be written out while the machine goes on. To take one costs time by the
+// number of queues, consumers, loans and blocks of the ready sets, not by the number of messages that wait: their
+// blocks and trees are shared with the machine, which from then on leaves alone what the view refers to.
+type view struct {
+	head   []byte
+	queues []queueView
+}
+
+// queueView is the part of a view for one queue, in the order in which it is written.
+type queueView struct {
+	head    []byte
+	ready   readyView
+	delayed *btree.BTreeG[delayed]
+	dying   *btree.BTreeG[dying]
+	tail    []byte
+}
+
+func (m *machine) view() *view {
+	v := &view{head: append([]byte(nil), snapshotVersion, byte(m.role)), queues: make([]queueView, 0, len(m.order))}
+	v.head = wire.AppendVarint(v.head, int64(m.now))
+	v.head = wire.AppendUvarint(v.head, uint64(m.session))
 	if m.role == roleQueue {
 		def := m.order[0].def
-		dst = wire.AppendBytes(dst, def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))))
+		v.head = wire.AppendBytes(v.head, def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))))
 	} else {
-		dst = wire.AppendBytes(dst, m.topology.appendTo(nil))
+		v.head = wire.AppendBytes(v.head, m.topology.appendTo(nil))
 	}
 	for _, q := range m.order {
-		dst = q.appendTo(dst)
+		v.queues = append(v.queues, q.view())
 	}
+	return v
+}
+
+func (q *queue) view() queueView {
+	v := queueView{ready: q.ready.view()}
+	v.head = wire.AppendUvarint(v.head, q.nextSeq)
+	for _, n := range q.count.list() {
+		v.head = wire.AppendUvarint(v.head, *n)
+	}
+	v.head = wire.AppendUvarint(v.head, q.roster.turn)
+	if q.delayed != nil {
+		v.delayed = q.delayed.Clone()
+	}
+	if q.dying != nil {
+		v.dying = q.dying.Clone()
+	}
+	v.tail = wire.AppendUvarint(v.tail, uint64(len(q.roster.all)))
+	for _, c := range q.roster.all {
+		v.tail = wire.AppendUvarint(v.tail, uint64(c.id))
+		v.tail = wire.AppendUvarint(v.tail, uint64(c.prefetch))
+		v.tail = wire.AppendBool(v.tail, c.pull)
+		v.tail = wire.AppendUvarint(v.tail, c.lastTag)
+		v.tail = wire.AppendUvarint(v.tail, c.turn)
+	}
+	v.tail = q.appendLoans(v.tail)
+	return v
+}
+
+// appendTo is the whole snapshot.
+func (m *machine) appendTo(dst []byte) []byte {
+	_ = m.view().write(func(piece []byte) error {
+		dst = append(dst, piece...)
+		return nil
+	})
 	return dst
 }
 
-func (q *queue) appendTo(dst []byte) []byte {
-	dst = wire.AppendUvarint(dst, q.nextSeq)
-	for _, n := range q.count.list() {
-		dst = wire.AppendUvarint(dst, *n)
-	}
-	dst = wire.AppendUvarint(dst, q.roster.turn)
+// pieceBytes is about how much write gives to emit at a time.
+const pieceBytes = 64 << 10
 
-	dst = wire.AppendUvarint(dst, uint64(q.ready.n))
-	q.ready.each(func(e entry) bool {
-		dst = appendEntry(dst, &e)
-		return true
-	})
-	dst = wire.AppendUvarint(dst, uint64(q.delayedLen()))
-	if q.delayed != nil {
-		q.delayed.Ascend(func(d delayed) bool {
-			dst = wire.AppendVarint(dst, int64(d.at))
-			dst = appendEntry(dst, &d.entry)
-			return true
+// write gives the snapshot to emit, in pieces that are valid during the call. It stops at the first error of emit, which it
+// returns.
+func (v *view) write(emit func(piece []byte) error) error {
+	buf := append(make([]byte, 0, pieceBytes+1024), v.head...)
+	var failed error
+	room := func() bool { // after each element
+		if len(buf) >= pieceBytes && failed == nil {
+			failed = emit(buf)
+			buf = buf[:0]
+		}
+		return failed == nil
+	}
+	for i := range v.queues {
+		q := &v.queues[i]
+		buf = append(buf, q.head...)
+		buf = wire.AppendUvarint(buf, uint64(q.ready.n))
+		q.ready.each(func(e entry) bool {
+			buf = appendEntry(buf, &e)
+			return room()
 		})
+		buf = wire.AppendUvarint(buf, uint64(treeLen(q.delayed)))
+		if q.delayed != nil {
+			q.delayed.Ascend(func(d delayed) bool {
+				buf = wire.AppendVarint(buf, int64(d.at))
+				buf = appendEntry(buf, &d.entry)
+				return room()
+			})
+		}
+		buf = wire.AppendUvarint(buf, uint64(treeLen(q.dying)))
+		if q.dying != nil {
+			q.dying.Ascend(func(d dying) bool {
+				buf = appendEntry(buf, &d.entry)
+				buf = wire.AppendVarint(buf, int64(d.at))
+				buf = append(buf, byte(d.reason))
+				buf = wire.AppendString(buf, d.note)
+				return room()
+			})
+		}
+		buf = append(buf, q.tail...)
+		if !room() {
+			return failed
+		}
 	}
-	dst = wire.AppendUvarint(dst, uint64(q.dyingLen()))
-	if q.dying != nil {
-		q.dying.Ascend(func(d dying) bool {
-			dst = appendEntry(dst, &d.entry)
-			dst = wire.AppendVarint(dst, int64(d.at))
-			dst = append(dst, byte(d.reason))
-			dst = wire.AppendString(dst, d.note)
-			return true
-		})
+	if failed == nil && len(buf) > 0 {
+		failed = emit(buf)
 	}
-	dst = wire.AppendUvarint(dst, uint64(len(q.roster.all)))
-	for _, c := range q.roster.all {
-		dst = wire.AppendUvarint(dst, uint64(c.id))
-		dst = wire.AppendUvarint(dst, uint64(c.prefetch))
-		dst = wire.AppendBool(dst, c.pull)
-		dst = wire.AppendUvarint(dst, c.lastTag)
-		dst = wire.AppendUvarint(dst, c.turn)
+	return failed
+}
+
+func treeLen[T any](t *btree.BTreeG[T]) int {
+	if t == nil {
+		return 0
 	}
-	return q.appendLoans(dst)
+	return t.Len()
 }
 
 func (q *queue) appendLoans(dst []byte) []byte {
