@@ -117,7 +117,7 @@ func (l *Log) prepareOne() bool {
 // the right size. If not, it removes the file and returns nil.
 func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
 	if old == nil {
-		return l.createSegment(number, int64(l.opts.SegmentBytes), true)
+		return l.createSegment(number, int64(l.opts.SegmentBytes), !l.bulk())
 	}
 	if old.size != int64(l.opts.SegmentBytes) {
 		l.removeSegments([]*segment{old})
@@ -167,6 +167,18 @@ func (l *Log) createSegment(number uint32, size int64, fill bool) (s *segment, e
 		return nil, err
 	}
 	return &segment{number: number, file: f, size: size}, nil
+}
+
+// bulkBytes is the size of a batch from which zeros are not worth writing.
+const bulkBytes = 128 << 10
+
+// bulk reports whether the batches since the last look were large. Zeros make the sync of a small batch shorter, which
+// is most of what it costs; a log that grows by large ones would only write everything twice.
+func (l *Log) bulk() bool {
+	batches, written := l.counts.batches.Load(), l.counts.written.Load()
+	n, bytes := batches-l.looked.batches, written-l.looked.written
+	l.looked.batches, l.looked.written = batches, written
+	return n > 0 && bytes/n >= bulkBytes
 }
 
 // hurry reports whether the next spare is wanted now, or nothing at all is any more.

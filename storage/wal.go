@@ -138,6 +138,8 @@ type Log struct {
 	logged     atomic.Int64 // bytes of log replayed and reported so far
 	sinceBase  atomic.Int64 // logged at the last checkpoint
 
+	looked struct{ batches, written int64 } // owned by the preparer: counts when bulk looked last
+
 	file   *segment // owned by the writer: what it writes to
 	synced uint64   // owned by the writer
 
