@@ -267,10 +267,12 @@ func (e *localEngine) checkpoint() {
 	}
 	e.size = int64(len(state))
 	mark := e.store.Mark()
-	e.saving.Go(func() { // ends by itself; closeStore waits for it
+	e.saving.Go(func() { // ends by itself; Close waits for it
 		defer e.busy.Store(false)
 		if err := e.store.WriteCheckpoint(mark, state); err != nil {
-			e.log.Warn("no checkpoint was written", "err", err)
+			if !errors.Is(err, storage.ErrClosed) {
+				e.log.Warn("no checkpoint was written", "err", err)
+			}
 			return
 		}
 		e.saved.Add(1)
@@ -322,8 +324,10 @@ func (e *localEngine) Close() error {
 	for _, s := range open {
 		_ = s.Close()
 	}
+	// In this order: the log's last commits run until it is closed, and may start a checkpoint.
+	err := e.store.Close()
 	e.saving.Wait()
-	return storageError(e.store.Close())
+	return storageError(err)
 }
 
 func (e *localEngine) stats() StorageStats {
