@@ -15,7 +15,7 @@ KILL_TESTS  = ^TestKill
 MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
 
-.PHONY: help test race invariants fuzz kill model crash bench replicate lint cover
+.PHONY: help test race invariants fuzz kill model crash bench floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -44,6 +44,9 @@ crash:            ## power cuts at every write and sync, of the log and of the b
 
 bench:            ## the benchmarks; say machine, commit and options with every figure
 	go test -run '^$$' -bench . -benchmem ./...
+
+floor:            ## fail if the broker is too far from the least that a durable queue must do
+	go run ./bench/cmd/w -check
 
 replicate:        ## vet and test the module of the cluster
 	cd replicate && go vet ./... && go test -timeout 20m ./...

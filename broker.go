@@ -72,21 +72,21 @@ func (o Options) withDefaults() (Options, error) {
 // Broker routes messages into queues and lends them to consumers. All methods may be called
 // concurrently.
 //
-// Lock order: shard.mu, then Subscription.mu or mover.mu; the others are leaves. None is held while a
+// Lock order: shard.mu, then Subscription.mu, mover.mu or placement.mu; the others are leaves. None is held while a
 // command is proposed or user code runs.
 type Broker struct {
-	opts     Options // fixed after NewBroker, as all above mu
-	clock    Clock
-	log      *slog.Logger
-	engine   Engine
-	shard    *shard
-	mover    *mover
-	gate     gate
-	instance uint64        // drawn at random: the first half of the ids that this broker makes
-	lostLog  error         // what subscriptions end with when the log is lost
-	draining chan struct{} // closed when Work must stop
+	opts      Options // fixed after NewBroker, as all above mu
+	clock     Clock
+	log       *slog.Logger
+	engine    Engine
+	placement *placement
+	mover     *mover
+	gate      gate
+	instance  uint64        // drawn at random: the first half of the ids that this broker makes
+	lostLog   error         // what subscriptions end with when the log is lost
+	draining  chan struct{} // closed when Work must stop
 
-	topology   atomic.Pointer[topology] // stored by the shard, loaded by everybody
+	topology   atomic.Pointer[topology] // stored by placement, loaded by everybody
 	waitings   sync.Pool                // of *waiting. Not shared by brokers: a channel made in a synctest bubble must stay in it
 	made       atomic.Uint64            // ids made
 	published  atomic.Uint64
@@ -122,47 +122,25 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.instance = binary.LittleEndian.Uint64(seed[:])
 	b.waitings.New = newWaiting
 	b.mover = newMover(b)
-	b.shard = &shard{b: b, m: newMachine(), subs: make(map[consumerID]*Subscription)}
-	b.topology.Store(b.shard.m.topology)
 	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
 		}
 	}
-	_, local := b.engine.(*localEngine) // made here or by the caller
-	if local {
+	if _, local := b.engine.(*localEngine); local {
 		b.lostLog = ErrStorage
 	}
-	if err := b.start(ctx, local); err != nil {
+	kind := b.engine.Placement()
+	if kind != OneShard && kind != ShardPerQueue {
+		err := invalid("Options.Engine", "its placement is %d, which is neither OneShard nor ShardPerQueue", kind)
 		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
 	}
-	return b, nil
-}
-
-func (b *Broker) start(ctx context.Context, local bool) error {
-	if p := b.engine.Placement(); p != OneShard {
-		return &InvalidError{"Options.Engine", "its placement is not one shard"}
-	}
-	log, err := b.engine.Open(ctx, 1, lateShard{b.shard})
-	if err != nil {
-		return err
-	}
-	b.shard.log = log
-	b.shard.Lead(true)
-	if err := b.shard.start(ctx, local); err != nil {
-		return err
+	b.placement = newPlacement(b, kind)
+	if err := b.placement.start(ctx); err != nil {
+		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
 	}
 	go b.mover.run() // ends by mover.stop in Close, which waits for it
-	return nil
-}
-
-// lateShard holds back Lead until the shard knows its log.
-type lateShard struct{ *shard }
-
-func (s lateShard) Lead(leading bool) {
-	if !leading {
-		s.shard.Lead(false)
-	}
+	return b, nil
 }
 
 // now is the broker's clock as an instant.
@@ -176,14 +154,6 @@ func (b *Broker) open() error {
 	return nil
 }
 
-func (b *Broker) call(ctx context.Context, durable bool, encode func([]byte, instant) []byte) (Answer, error) {
-	return b.shard.call(ctx, durable, encode)
-}
-
-func (b *Broker) post(durable bool, encode func([]byte, instant) []byte) error {
-	return b.shard.log.Propose(&posting{b: b, durable: durable, encode: encode})
-}
-
 // Declare makes the declarations hold, all or none: what is missing is made, what exists must match. It
 // returns when that is durable. Errors: an *InvalidError or *PreconditionError names the fields; ErrNotFound and
 // ErrNoExchange the end of a binding that does not exist; ErrTooMany the limit.
@@ -195,14 +165,39 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 		return fmt.Errorf("broker: declare: %w", err)
 	}
 	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings}
-	a, err := b.call(ctx, true, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
-	if err == nil && a.Code == answerError {
-		err = decodeError(a.Data)
-	}
+	err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
 	if err != nil {
 		return fmt.Errorf("broker: declare: %w", err)
 	}
 	return nil
+}
+
+// Check reports whether the declarations hold, and changes nothing: nil if all do. Else the error is that of the first
+// that does not: ErrNotFound or ErrNoExchange if it is absent, a *PreconditionError if it differs.
+func (b *Broker) Check(ds ...Declaration) error {
+	err := validateDeclarations(ds)
+	if err == nil {
+		err = b.open()
+	}
+	if err == nil {
+		err = b.topology.Load().missing(ds)
+	}
+	if err != nil {
+		return fmt.Errorf("broker: check: %w", err)
+	}
+	return nil
+}
+
+// change proposes a change of the topology and waits until the broker routes by it.
+func (b *Broker) change(ctx context.Context, how durability, encode func([]byte, instant) []byte) error {
+	a, err := b.placement.first.call(ctx, how, encode)
+	if err == nil && a.Code == answerError {
+		err = decodeError(a.Data)
+	}
+	if err != nil {
+		return err
+	}
+	return b.placement.settled(ctx)
 }
 
 // DeleteOnly is a condition of DeleteIf.
@@ -228,6 +223,10 @@ func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaratio
 	if err := b.open(); err != nil {
 		return fmt.Errorf("broker: delete: %w", err)
 	}
+	if only != (DeleteOnly{}) && b.placement.kind != OneShard {
+		// The catalogue does not see into the queues, so the check and the delete would be two steps.
+		return fmt.Errorf("broker: delete: %w", invalid("DeleteOnly", "is set, but the engine gives each queue a log of its own"))
+	}
 	var conditions removeOnly
 	if only.IfUnused {
 		conditions |= onlyUnused
@@ -235,10 +234,7 @@ func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaratio
 	if only.IfEmpty {
 		conditions |= onlyEmpty
 	}
-	a, err := b.call(ctx, true, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
-	if err == nil && a.Code == answerError {
-		err = decodeError(a.Data)
-	}
+	err := b.change(ctx, freeing, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
 	if err != nil {
 		return fmt.Errorf("broker: delete: %w", err)
 	}
@@ -255,7 +251,11 @@ func (b *Broker) Purge(ctx context.Context, queue string) (int, error) {
 	if !ok {
 		return 0, fmt.Errorf("broker: purge %q: %w", queue, ErrNotFound)
 	}
-	a, err := b.call(ctx, true, func(dst []byte, at instant) []byte { return appendPurge(dst, at, def.id) })
+	shard := b.placement.of(def.id)
+	if shard == nil {
+		return 0, fmt.Errorf("broker: purge %q: %w", queue, ErrNotFound)
+	}
+	a, err := shard.call(ctx, freeing, func(dst []byte, at instant) []byte { return appendPurge(dst, at, def.id) })
 	if err == nil && a.Code == answerGone {
 		err = ErrNotFound
 	}
@@ -337,23 +337,9 @@ func (b *Broker) Close() error {
 
 	b.drain() // after closing is set, by which Work tells Close from Shutdown
 	b.gate.close()
+	b.placement.stop()
 	b.mover.stop()
-	b.shard.mu.Lock()
-	b.shard.setWakeLocked(0)
-	b.shard.mu.Unlock()
-	// One command ends all consumers together: were they detached one by one, what the first gives back would be
-	// lent to the next. It opens another session, so an attach that comes behind it is refused. One that
-	// came before it may have registered after the first loop. An error means that the log has failed: then the
-	// messages come back by recovery.
-	end := func() {
-		for _, s := range b.shard.subscriptions() {
-			s.end(ErrClosed)
-		}
-	}
-	end()
-	_ = b.post(false, func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })
-	end()
-	err := errors.Join(b.shard.log.Close(), b.engine.Close())
+	err := errors.Join(b.placement.close(), b.engine.Close())
 	if err != nil {
 		err = fmt.Errorf("broker: close: %w", err)
 	}

@@ -6,6 +6,11 @@ import "github.com/boursemq/bourse/internal/invariant"
 // every command; a build with the tag invariants does so everywhere.
 
 func (m *machine) check() {
+	want := m.topology.queueNames.Len()
+	if m.role == roleCatalogue {
+		want = 0
+	}
+	invariant.Check(len(m.order) == want, "machine 1: %d queues, %d in the topology", len(m.order), want)
 	invariant.Check(len(m.order) == len(m.queues), "machine 1: %d queues in order, %d by id", len(m.order), len(m.queues))
 	for i, q := range m.order {
 		invariant.Check(m.queues[q.def.id] == q, "machine 1: queue %d is not found by its id", q.def.id)
@@ -63,7 +68,8 @@ func (r *readySet) check(once func(entry, bool)) {
 	last := entry{}
 	var per [MaxPriorities]int
 	r.each(func(e entry) bool {
-		invariant.Check(e.level > last.level || e.level == last.level && (n == 0 || e.seq > last.seq), "ready 1: message %d after %d", e.seq, last.seq)
+		inOrder := e.level > last.level || e.level == last.level && (n == 0 || e.seq > last.seq)
+		invariant.Check(inOrder, "ready 1: message %d after %d", e.seq, last.seq)
 		once(e, false)
 		per[e.level]++
 		n++

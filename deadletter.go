@@ -1,7 +1,9 @@
 package bourse
 
 import (
+	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/boursemq/bourse/internal/wire"
 )
@@ -50,11 +52,26 @@ func bury(history []Death, d Death) []Death {
 		}
 		out = append(out, h)
 	}
-	if len(out) > maxDeaths {
-		first := out[len(out)-1]
-		out = append(out[:maxDeaths-1], first)
+	for len(out) > maxDeaths {
+		oldest := len(out) - 1
+		if firstDeath(out) == oldest {
+			oldest--
+		}
+		out = slices.Delete(out, oldest, oldest+1)
 	}
 	return out
+}
+
+// firstDeath is the place of the entry that counts the very first death. It is not always the last one,
+// since an entry moves to the front when a death is counted in it.
+func firstDeath(history []Death) int {
+	first := 0
+	for i := range history {
+		if !history[i].First.After(history[first].First) {
+			first = i
+		}
+	}
+	return first
 }
 
 // cycles reports whether a message with this history, its latest death first, would go round for ever
@@ -84,10 +101,14 @@ func (b Backoff) pause(n uint32) time.Duration {
 
 // clipNote shortens a consumer's explanation to maxNoteBytes.
 func clipNote(s string) string {
-	if len(s) > maxNoteBytes {
-		s = s[:maxNoteBytes]
+	if len(s) <= maxNoteBytes {
+		return s
 	}
-	return s
+	n := maxNoteBytes
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n-- // not through the middle of a character
+	}
+	return s[:n]
 }
 
 // A history in a message: version, count, then each death from the newest.

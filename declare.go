@@ -152,9 +152,9 @@ func invalid(field, format string, args ...any) *InvalidError {
 	return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// validateName checks the name of a queue or exchange, or another identifier that must
-// not be empty: 1 to MaxNameBytes bytes of UTF-8 without control characters. It returns nil if s is one;
-// the result is a concrete type, so compare it before it becomes an error.
+// validateName checks the name of a queue or exchange, or another identifier that must not
+// be empty: 1 to MaxNameBytes bytes of UTF-8 without control characters. It returns nil if
+// s is one; the result is a concrete type, so compare it before it becomes an error.
 func validateName(field, s string) *InvalidError {
 	if s == "" {
 		return invalid(field, "is empty")
@@ -314,8 +314,8 @@ func validateDeclarations(ds []Declaration) error {
 	return nil
 }
 
-// validateRemovals checks each of ds as the name of something to remove. Of exchanges and queues only
-// the name counts.
+// validateRemovals checks each of ds as the name of something to remove. Of exchanges and
+// queues only the name counts.
 func validateRemovals(ds []Declaration) error {
 	for _, d := range ds {
 		var err *InvalidError

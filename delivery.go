@@ -63,6 +63,9 @@ func (l *settlement) AppendTo(dst []byte) []byte {
 // Durable implements Proposal.
 func (l *settlement) Durable() bool { return l.answer != nil }
 
+// Frees implements storage.Freer.
+func (l *settlement) Frees() bool { return true }
+
 // Done implements Proposal.
 func (l *settlement) Done(a Answer, err error) {
 	if l.answer != nil {
@@ -73,7 +76,7 @@ func (l *settlement) Done(a Answer, err error) {
 // propose sends the verdict into the log; the state must be taken.
 func (l *settlement) propose(v verdict, pause time.Duration, note string, answer chan settled) error {
 	l.verdict, l.pause, l.note, l.answer = v, pause, clipNote(note), answer
-	return l.sub.b.shard.log.Propose(l)
+	return l.sub.shard.log.Propose(l)
 }
 
 // known reports why no verdict can be given any more, as far as that is known here.
@@ -203,7 +206,7 @@ func (d *Delivery) Extend(by time.Duration) error {
 		return d.describe("extend", err)
 	}
 	s := d.loan.sub
-	err := s.b.post(false, func(dst []byte, at instant) []byte {
+	err := s.shard.post(func(dst []byte, at instant) []byte {
 		return settle{
 			queue: s.queue.id, consumer: s.id, tag: d.loan.tag, slot: d.loan.slot, verdict: verdictExtend, pause: by,
 		}.appendTo(dst, at)

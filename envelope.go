@@ -127,29 +127,25 @@ func envelopeOf(cmd []byte) (envelope, error) {
 	return m, r.Err()
 }
 
-// message makes a Message of the envelope. Its strings and its body share one
-// allocation: the strings are the front of it, which nothing ever writes to again, and
-// the body is the rest, which the receiver owns and cannot grow into what lies behind.
-func (m *envelope) message(out *Message) error {
-	idBytes := len(m.id)
+// messageRoom is what to leave free behind a command for message, and for what a log may read along with it.
+const messageRoom = 48
+
+// An id that the broker made fits into the room.
+const _ = uint(messageRoom - 2*madeIDBytes)
+
+// message makes a Message of the envelope, without copying it: the strings and the body are parts of cmd, the command
+// that the envelope was found in, which belongs to the message from now on. Nothing ever writes to the strings
+// again, and the receiver owns the body, which cannot grow into what lies behind it. An id that the broker made is
+// written out behind the command, into the room that the caller has left there if possible.
+func (m *envelope) message(cmd []byte, out *Message) error {
 	if m.flags&flagGivenID == 0 {
-		idBytes = 2 * madeIDBytes
-	}
-	texts := idBytes + len(m.exchange) + len(m.key)
-	buf := make([]byte, texts+len(m.body))
-	if m.flags&flagGivenID == 0 {
-		hex.Encode(buf, m.id)
+		out.ID = text(hex.AppendEncode(cmd, m.id)[len(cmd):])
 	} else {
-		copy(buf, m.id)
+		out.ID = text(m.id)
 	}
-	copy(buf[idBytes:], m.exchange)
-	copy(buf[idBytes+len(m.exchange):], m.key)
-	copy(buf[texts:], m.body)
-	text := unsafe.String(unsafe.SliceData(buf), texts)
-	out.ID = text[:idBytes]
-	out.Exchange = text[idBytes : idBytes+len(m.exchange)]
-	out.RoutingKey = text[idBytes+len(m.exchange):]
-	out.Body = buf[texts:len(buf):len(buf)]
+	out.Exchange = text(m.exchange)
+	out.RoutingKey = text(m.key)
+	out.Body = m.body[:len(m.body):len(m.body)]
 	out.Priority = m.priority
 	if m.flags&flagTimestamp != 0 {
 		out.Timestamp = time.Unix(0, m.timestamp)
@@ -163,3 +159,6 @@ func (m *envelope) message(out *Message) error {
 	}
 	return nil
 }
+
+// text is b as a string without a copy: nobody may write to b any more.
+func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -18,10 +18,11 @@ type exchange struct {
 	bindings *btree.BTreeG[*binding] // those that lead away from it, by compareBinding
 
 	// By Kind, one of these holds the bindings again, made for matching.
-	direct *btree.BTreeG[named[*targets]] // by binding key
-	topic  *topicNode
-	fanout *targets
-	hash   hashTargets
+	direct  *btree.BTreeG[named[*targets]] // by binding key
+	topic   *topicNode
+	fanout  *targets
+	headers criteriaList
+	hash    hashTargets
 }
 
 // targets is a set of queues and exchanges that bindings lead to. nil is the empty set; a
@@ -79,56 +80,61 @@ func withoutElement[E cmp.Ordered](sorted []E, e E) []E {
 	return slices.Delete(slices.Clone(sorted), i, i+1)
 }
 
-// with returns the exchange with b, which it does not have, among its bindings.
-func (ex *exchange) with(b *binding) *exchange {
+// clone returns a copy for add and remove to change.
+func (ex *exchange) clone() *exchange {
 	next := *ex
 	next.bindings = ex.bindings.Clone()
-	next.bindings.ReplaceOrInsert(b)
-	switch ex.Kind {
-	case Direct:
+	if ex.direct != nil {
 		next.direct = ex.direct.Clone()
-		entry, _ := ex.direct.Get(named[*targets]{name: b.Key})
-		next.direct.ReplaceOrInsert(named[*targets]{b.Key, entry.value.with(b)})
-	case Topic:
-		next.topic = ex.topic.with(b.Key, b)
-	case Fanout:
-		next.fanout = ex.fanout.with(b)
-	case ConsistentHash:
-		next.hash = ex.hash.set(next.share(b))
-	case HeadersMatch: // has no more than the bindings themselves
 	}
 	return &next
 }
 
-// without returns the exchange without b, which it has.
-func (ex *exchange) without(b *binding) *exchange {
-	next := *ex
-	next.bindings = ex.bindings.Clone()
-	next.bindings.Delete(b)
+// add makes b, which ex does not have, a binding of ex. Only for an exchange that is not
+// reachable yet.
+func (ex *exchange) add(b *binding) {
+	ex.bindings.ReplaceOrInsert(b)
 	switch ex.Kind {
 	case Direct:
-		next.direct = ex.direct.Clone()
+		entry, _ := ex.direct.Get(named[*targets]{name: b.Key})
+		ex.direct.ReplaceOrInsert(named[*targets]{b.Key, entry.value.with(b)})
+	case Topic:
+		ex.topic = ex.topic.with(b.Key, b)
+	case Fanout:
+		ex.fanout = ex.fanout.with(b)
+	case ConsistentHash:
+		ex.hash = ex.hash.set(ex.share(b))
+	case HeadersMatch:
+		ex.headers = ex.headers.with(b)
+	}
+}
+
+// remove undoes add; ex has b.
+func (ex *exchange) remove(b *binding) {
+	ex.bindings.Delete(b)
+	switch ex.Kind {
+	case Direct:
 		entry, _ := ex.direct.Get(named[*targets]{name: b.Key})
 		if left := entry.value.without(b); left != nil {
-			next.direct.ReplaceOrInsert(named[*targets]{b.Key, left})
+			ex.direct.ReplaceOrInsert(named[*targets]{b.Key, left})
 		} else {
-			next.direct.Delete(named[*targets]{name: b.Key})
+			ex.direct.Delete(named[*targets]{name: b.Key})
 		}
 	case Topic:
-		next.topic = ex.topic.without(b.Key, b)
+		ex.topic = ex.topic.without(b.Key, b)
 	case Fanout:
-		if !next.leadsTo(b) { // bindings that differ in their keys lead to one target
-			next.fanout = ex.fanout.without(b)
+		if !ex.leadsTo(b) { // bindings that differ in their keys lead to one target
+			ex.fanout = ex.fanout.without(b)
 		}
 	case ConsistentHash:
-		if t := next.share(b); next.leadsTo(b) {
-			next.hash = ex.hash.set(t)
+		if t := ex.share(b); ex.leadsTo(b) {
+			ex.hash = ex.hash.set(t)
 		} else {
-			next.hash = ex.hash.remove(t)
+			ex.hash = ex.hash.remove(t)
 		}
-	case HeadersMatch: // has no more than the bindings themselves
+	case HeadersMatch:
+		ex.headers = ex.headers.without(b)
 	}
-	return &next
 }
 
 // leadsTo reports whether any binding has the target of b.
@@ -165,17 +171,24 @@ func firstBinding(b *binding) *binding {
 	return first
 }
 
-// route appends to dst the queues that a message goes to, each once and in the order in which the queues were
-// created, which no order of declarations or bindings changes. dst is otherwise as
-// before, also on error. There is no allocation if dst has room for the queue of
-// every binding that matches, except at a HeadersMatch exchange.
+// route appends to dst the queues that a message goes to, each once and in the order in
+// which they were created. What dst held stays; on error, nothing is appended. It
+// allocates nothing if dst has room for the queue of every binding that matches.
 //
 // An exchange hands a message to its alternate if its bindings brought the message to no
-// queue, directly or over other exchanges; so do exchanges on the way. Each exchange is
-// asked at most once per message; asked again, it is the end of that path. Nothing
-// appended means unroutable. Errors: ErrNoExchange if there is no such exchange, ErrInvalid if the key is longer
-// than a key may be, ErrTooMany if more than MaxExchangeHops exchanges would be asked.
+// queue, directly or over other exchanges; so do exchanges on the way, the innermost
+// first. Each exchange is asked at most once per message. Nothing appended means
+// unroutable. Errors: ErrNoExchange if there is no such exchange, ErrInvalid if the key is
+// longer than a key may be, ErrTooMany if more than MaxExchangeHops exchanges would be
+// asked: a message is refused rather than given to some of its queues.
 func (t *topology) route(exchange, key string, headers map[string]any, dst []queueID) ([]queueID, error) {
+	if exchange == "" && len(key) <= MaxNameBytes {
+		// The default exchange has no bindings and no alternate: most messages need no walk.
+		if q, ok := t.queueNames.Get(named[*queueDef]{name: key}); ok {
+			dst = append(dst, q.value.id)
+		}
+		return dst, nil
+	}
 	ex, ok := t.exchangeNamed(exchange)
 	if !ok {
 		return dst, noExchange(exchange)
@@ -184,7 +197,8 @@ func (t *topology) route(exchange, key string, headers map[string]any, dst []que
 		return dst, validateKey("Message.RoutingKey", key)
 	}
 	w := walk{topology: t, key: key, headers: headers, dst: dst}
-	w.visit(ex)
+	w.add(ex)
+	w.run()
 	if w.tooMany {
 		return dst, fmt.Errorf("exchange %q: its bindings lead over more than %d exchanges: %w", exchange, MaxExchangeHops, ErrTooMany)
 	}
@@ -196,7 +210,15 @@ func (t *topology) route(exchange, key string, headers map[string]any, dst []que
 	return w.dst, nil
 }
 
+// hopSet is a set of hops of a walk, one bit each.
+type hopSet uint64
+
+// A walk has a bit for every hop.
+const _ = uint(64 - MaxExchangeHops)
+
 // walk is one message on its way through the exchanges. It lives on the stack of route.
+// Matching only adds hops and never calls back, since a cycle of calls would move it to
+// the heap.
 type walk struct {
 	topology *topology
 	key      string
@@ -204,36 +226,85 @@ type walk struct {
 	dst      []queueID
 	emits    int // times that queues were appended to dst; one set has no duplicates
 
-	hops    [MaxExchangeHops]*exchange // those asked, in order
-	n       int
-	routed  uint64 // bit i: hops[i] has brought the message to a queue
-	tooMany bool
+	hops       [MaxExchangeHops]*exchange // the exchanges found; those before next have been asked
+	n, next    int
+	routed     hopSet                  // those that brought the message to a queue
+	alternates hopSet                  // those that have an alternate, until it is asked
+	links      [MaxExchangeHops]hopSet // for each hop, those that it leads to
+	tooMany    bool
 }
 
-// A bit of walk.routed for every hop.
-const _ = uint(64 - MaxExchangeHops)
+// run asks every exchange that the first hop leads to.
+func (w *walk) run() {
+	for {
+		for ; w.next < w.n; w.next++ {
+			w.match(w.next, w.hops[w.next])
+		}
+		// An exchange that has no alternate need not know whether it routed.
+		if w.alternates&^w.routed == 0 || !w.askAlternates() {
+			return
+		}
+	}
+}
 
-// visit asks ex, unless it was asked before, and reports whether it has brought the
-// message to a queue. For an exchange that is being asked, further up, that is what is
-// known by now: a cycle of bindings ends there.
-func (w *walk) visit(ex *exchange) bool {
-	for i, seen := range w.hops[:w.n] {
-		if seen == ex {
-			return w.routed&(1<<i) != 0
+// askAlternates follows the alternates of hops that led to no queue, and reports whether
+// there were any. Of two such hops where one leads to the other it is the inner one's
+// turn: what its alternate routes, the outer one has routed too. Hops that lead to each
+// other take their turn together. So the result does not depend on the order of hops.
+func (w *walk) askAlternates() bool {
+	for k := range w.n { // close links and routed over paths
+		for i := range w.n {
+			if w.links[i]&(1<<k) != 0 {
+				w.links[i] |= w.links[k]
+			}
+		}
+	}
+	for i := range w.n {
+		if w.links[i]&w.routed != 0 {
+			w.routed |= 1 << i
+		}
+	}
+	waiting := w.alternates &^ w.routed
+	var turn hopSet
+	for i := range w.n {
+		if waiting&(1<<i) == 0 {
+			continue
+		}
+		inner := false
+		for k := range w.n {
+			inner = inner || (waiting&w.links[i])&(1<<k) != 0 && w.links[k]&(1<<i) == 0
+		}
+		if !inner {
+			turn |= 1 << i
+		}
+	}
+	for i := range w.n { // new hops come behind
+		if turn&(1<<i) != 0 {
+			w.follow(i, w.hops[i].Alternate)
+		}
+	}
+	w.alternates &^= turn
+	return turn != 0
+}
+
+// add returns the hop of ex, a new one if it is found for the first time.
+func (w *walk) add(ex *exchange) int {
+	for i, known := range w.hops[:w.n] {
+		if known == ex {
+			return i
 		}
 	}
 	if w.n == len(w.hops) {
 		w.tooMany = true
-		return true
+		return 0
 	}
 	at := w.n
 	w.hops[at] = ex
 	w.n++
-	w.match(at, ex)
-	if w.routed&(1<<at) == 0 && ex.Alternate != "" {
-		w.follow(at, ex.Alternate)
+	if ex.Alternate != "" {
+		w.alternates |= 1 << at
 	}
-	return w.routed&(1<<at) != 0
+	return at
 }
 
 // match emits what the bindings of ex, which is hop at, lead to.
@@ -253,12 +324,13 @@ func (w *walk) match(at int, ex *exchange) {
 	case Topic:
 		matchTopic(w, at, ex.topic, w.key)
 	case HeadersMatch:
-		ex.bindings.Ascend(func(b *binding) bool {
-			if b.criteria.match(w.headers) {
-				w.emitTarget(at, b.queue, b.Destination)
+		for _, chunk := range ex.headers {
+			for _, b := range chunk {
+				if b.criteria.match(w.headers) {
+					w.emitTarget(at, b.queue, b.Destination)
+				}
 			}
-			return true
-		})
+		}
 	case ConsistentHash:
 		if t := ex.hash.pick(w.key); t != nil {
 			w.emitTarget(at, t.queue, t.name)
@@ -295,10 +367,9 @@ func (w *walk) emitTarget(at int, queue queueID, exchange string) {
 	}
 }
 
-// follow goes on at the exchange of that name, on behalf of hop at. An alternate need not
-// exist.
+// follow links hop at to the exchange of that name. An alternate need not exist.
 func (w *walk) follow(at int, exchange string) {
-	if ex, ok := w.topology.exchangeNamed(exchange); ok && w.visit(ex) {
-		w.routed |= 1 << at
+	if ex, ok := w.topology.exchangeNamed(exchange); ok {
+		w.links[at] |= 1 << w.add(ex)
 	}
 }

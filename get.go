@@ -25,7 +25,7 @@ func (b *Broker) get(ctx context.Context, queue string) (*Delivery, error) {
 		return nil, err
 	}
 	t := &taking{sub: s, done: make(chan struct{})}
-	if err := b.shard.log.Propose(t); err != nil {
+	if err := s.shard.log.Propose(t); err != nil {
 		return nil, err
 	}
 	select {

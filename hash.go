@@ -16,9 +16,9 @@ import (
 // share of them from everybody alike, and one that leaves gives its keys to all others.
 //
 // A ring of points was the alternative. It finds a target in logarithmic instead of linear
-// time, and shares keys out unevenly unless every target has hundreds of points; with weights to 100
-// that is tens of thousands each. A draw costs some nanoseconds, and hash exchanges have tens of
-// targets.
+// time, and shares keys out unevenly unless every target has hundreds of points; with
+// weights to 100 that is tens of thousands each. A draw costs some nanoseconds, and hash
+// exchanges have tens of targets.
 //
 // All of it is a format: another hash would move the keys of running systems. It uses
 // integers only, so all platforms agree.
@@ -78,8 +78,8 @@ func (ts hashTargets) pick(key string) *hashTarget {
 	return best
 }
 
-// better reports whether hash a with weight wa draws less than hash b with weight wb. Equal draws
-// are no better, so of two the first by name wins.
+// better reports whether hash a with weight wa draws less than hash b with weight wb. Equal
+// draws are no better, so of two the first by name wins.
 func better(a, wa, b, wb uint64) bool {
 	if wa == wb {
 		return a > b
@@ -149,9 +149,9 @@ func makeLog2Table() (t [1<<logCellBits + 1]uint64) {
 	return t
 }
 
-// negLog2 returns -log2((h+1)/2^64), with logBits fraction bits. Between the points of its table it is
-// linear, which makes it wrong by at most 3 in a million, and by the same factor for all
-// draws near zero, where large exchanges decide.
+// negLog2 returns -log2((h+1)/2^64), with logBits fraction bits. Between the points of its
+// table it is linear, which makes it wrong by at most 3 in a million, and by the same
+// factor for all draws near zero, where large exchanges decide.
 func negLog2(h uint64) uint64 {
 	if h == ^uint64(0) {
 		return 0

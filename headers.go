@@ -16,10 +16,10 @@ import (
 // This file holds what headers are made of: the closed set of value types, their encoding,
 // and the comparison that a HeadersMatch exchange makes.
 
-// validateHeaders checks the headers of a message: at most MaxHeaders, MaxHeaderBytes encoded,
-// names of 1 to MaxNameBytes bytes as any name, and values of these types: string, bool,
-// every integer type but uintptr, float32, float64, time.Time and []byte. The error names field and
-// header, and is the same whenever the headers are.
+// validateHeaders checks the headers of a message: at most MaxHeaders, MaxHeaderBytes
+// encoded, names of 1 to MaxNameBytes bytes as any name, and values of these types: string,
+// bool, every integer type but uintptr, float32, float64, time.Time and []byte. The error
+// names field and header, and is the same whenever the headers are.
 func validateHeaders(field string, h map[string]any) error {
 	if err := validateHeaderSet(field, h, false); err != nil {
 		return err
@@ -244,9 +244,9 @@ func appendHeaders(dst []byte, h map[string]any) []byte {
 	return dst
 }
 
-// decodeHeaders returns the headers that appendHeaders wrote as the whole of b, with copies of what b holds. The
-// result is nil if there are none. It refuses, with wire.ErrMalformed, all that
-// appendHeaders does not write for valid headers or criteria.
+// decodeHeaders returns the headers that appendHeaders wrote as the whole of b, with copies
+// of what b holds. The result is nil if there are none. What decodes is within the limits of
+// headers, or of criteria if a value is nil; all else is wire.ErrMalformed.
 func decodeHeaders(b []byte) (map[string]any, error) {
 	if len(b) == 0 {
 		return nil, nil
@@ -380,4 +380,53 @@ func (c *criterion) match(h map[string]any) bool {
 	}
 	f, ok := plainForm(v)
 	return ok && f.equal(c.value)
+}
+
+// criteriaChunk is the most bindings in one chunk of a criteriaList.
+const criteriaChunk = 256
+
+// criteriaList is the bindings of a HeadersMatch exchange, each of which has to be tried for
+// every message: chunks in the order of compareBinding, none empty. It is never changed, only
+// replaced, which copies one chunk and the list of chunks. (The tree of bindings would do
+// but for its iterator, a function that would move the walk to the heap.)
+type criteriaList [][]*binding
+
+// chunkOf returns the index of the chunk that holds b or where b belongs, in a list that is
+// not empty.
+func (l criteriaList) chunkOf(b *binding) int {
+	i, found := slices.BinarySearchFunc(l, b, func(chunk []*binding, b *binding) int { return compareBinding(chunk[0], b) })
+	if found {
+		return i
+	}
+	return max(i-1, 0)
+}
+
+// with returns the list with b, which it does not hold.
+func (l criteriaList) with(b *binding) criteriaList {
+	if len(l) == 0 {
+		return criteriaList{{b}}
+	}
+	c := l.chunkOf(b)
+	i, _ := slices.BinarySearchFunc(l[c], b, compareBinding)
+	chunk := slices.Insert(slices.Clone(l[c]), i, b)
+	next := slices.Clone(l)
+	next[c] = chunk
+	if half := len(chunk) / 2; len(chunk) > criteriaChunk {
+		next[c] = slices.Clone(chunk[:half])
+		next = slices.Insert(next, c+1, slices.Clone(chunk[half:]))
+	}
+	return next
+}
+
+// without returns the list without b, which it holds.
+func (l criteriaList) without(b *binding) criteriaList {
+	c := l.chunkOf(b)
+	i, found := slices.BinarySearchFunc(l[c], b, compareBinding)
+	invariant.Check(found, "a binding to remove is not among the criteria")
+	next := slices.Clone(l)
+	if len(l[c]) == 1 {
+		return slices.Delete(next, c, c+1)
+	}
+	next[c] = slices.Delete(slices.Clone(l[c]), i, i+1)
+	return next
 }

@@ -19,7 +19,7 @@ type LocalOptions struct {
 	// FS is where the directory is: nil for the operating system.
 	FS     storage.FS
 	Logger *slog.Logger // nil: discard
-	// SegmentBytes is the size of a file of the log. Default 32 MiB, 1 MiB in memory.
+	// SegmentBytes is the size of a file of the log. Default 16 MiB, 1 MiB in memory.
 	SegmentBytes int
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how
 	// much an open must replay. Default 64 MiB, 4 MiB in memory.
@@ -39,20 +39,19 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	if opts.CheckpointBytes == 0 {
-		opts.CheckpointBytes = defaultCheckpointBytes
-	}
 	cache := 0
-	if dir == "" {
-		dir = "memory"
-		if opts.FS == nil {
-			opts.FS = &storage.MemFS{Volatile: true}
-			opts.CheckpointBytes = memoryCheckpointBytes
-			cache = -1 // the files are in memory already
-		}
+	if dir == "" && opts.FS == nil {
+		dir, opts.FS = "memory", &storage.MemFS{Volatile: true}
+		cache = -1 // the files are in memory already
 		if opts.SegmentBytes == 0 {
 			opts.SegmentBytes = memorySegmentBytes
 		}
+		if opts.CheckpointBytes == 0 {
+			opts.CheckpointBytes = memoryCheckpointBytes
+		}
+	}
+	if opts.CheckpointBytes == 0 {
+		opts.CheckpointBytes = defaultCheckpointBytes
 	}
 	e := &localEngine{log: opts.Logger, every: opts.CheckpointBytes, shards: make(map[uint64]*localShard)}
 	log, err := storage.Open(dir, storage.Options{
@@ -89,11 +88,19 @@ type localEngine struct {
 	size    int64   // owned by commit: of the last checkpoint, so that the next one is worth its cost
 }
 
-// recovered is what the directory holds for a shard.
+// recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
+// when its log was closed.
 type recovered struct {
 	snapshot []byte
 	entries  []Entry // after the snapshot
+	counted  bool    // the log counts its references already
 }
+
+// counted ignores references that were counted before.
+type counted struct{}
+
+func (counted) Keep(Ref, int) {}
+func (counted) Free(Ref)      {}
 
 // localShard is the Log of one shard.
 type localShard struct {
@@ -153,8 +160,12 @@ func (e *localEngine) Open(ctx context.Context, shard uint64, m Machine) (Log, e
 		return nil, fmt.Errorf("shard %d is open", shard)
 	}
 	if had := e.unopened[shard]; had != nil {
+		var refs Bodies = bodies{e.store}
+		if had.counted {
+			refs = counted{}
+		}
 		if had.snapshot != nil {
-			if err := m.Restore(bodies{e.store}, bytes.NewReader(had.snapshot)); err != nil {
+			if err := m.Restore(refs, bytes.NewReader(had.snapshot)); err != nil {
 				return nil, err
 			}
 		}
@@ -218,13 +229,21 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		e.apply(batch[:n])
 		batch = batch[n:]
 	}
-	if e.store.SinceCheckpoint() >= max(e.every, 2*e.size) {
+	// On a full disk a checkpoint is what makes space.
+	if e.store.SinceCheckpoint() >= max(e.every, 8*e.size) || e.store.Reclaimable() > 0 {
 		e.checkpoint()
 	}
 }
 
+// opened is the shard of a proposal.
+func (e *localEngine) opened(shard uint64) *localShard {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.shards[shard]
+}
+
 func (e *localEngine) apply(batch []storage.Committed) {
-	s := batch[0].Owner.(*ticket).s
+	s := e.opened(batch[0].Stream)
 	e.entries = e.entries[:0]
 	for i := range batch {
 		c := &batch[i]
@@ -232,9 +251,7 @@ func (e *localEngine) apply(batch []storage.Committed) {
 	}
 	s.m.Apply(bodies{e.store}, e.entries)
 	for i := range batch {
-		t := batch[i].Owner.(*ticket)
-		t.p.Done(e.entries[i].Answer, nil)
-		t.release()
+		batch[i].Owner.(Proposal).Done(e.entries[i].Answer, nil)
 	}
 	s.left(int64(len(batch)))
 }
@@ -243,11 +260,10 @@ func (e *localEngine) apply(batch []storage.Committed) {
 func (e *localEngine) fail(batch []storage.Committed, err error) {
 	err = fmt.Errorf("%w: %w", ErrUnknownOutcome, storageError(err))
 	for i := range batch {
-		t := batch[i].Owner.(*ticket)
-		t.s.m.Lead(false)
-		t.p.Done(Answer{}, err)
-		t.s.left(1)
-		t.release()
+		s := e.opened(batch[i].Stream)
+		s.m.Lead(false)
+		batch[i].Owner.(Proposal).Done(Answer{}, err)
+		s.left(1)
 	}
 }
 
@@ -267,45 +283,58 @@ func (e *localEngine) checkpoint() {
 	}
 	e.size = int64(len(state))
 	mark := e.store.Mark()
-	e.saving.Go(func() { // ends by itself; Close waits for it
+	go func() { // ends by itself; Close waits for it
+		defer e.saving.Done()
 		defer e.busy.Store(false)
 		if err := e.store.WriteCheckpoint(mark, state); err != nil {
-			if !errors.Is(err, storage.ErrClosed) {
-				e.log.Warn("no checkpoint was written", "err", err)
-			}
+			e.log.Warn("no checkpoint was written", "err", err)
 			return
 		}
 		e.saved.Add(1)
-	})
+	}()
 }
 
 // capture encodes the state of all shards; nil if there is one that was not opened, whose messages only its
-// machine could name.
+// machine could name, or if the engine is being closed. If it is not nil the caller must call saving.Done.
 func (e *localEngine) capture() (snapshot, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.unopened) > 0 {
+	if e.closed {
 		return nil, nil
 	}
-	ids := make([]uint64, 0, len(e.shards))
-	for id := range e.shards {
-		ids = append(ids, id)
+	for _, closed := range e.unopened {
+		if !closed.counted {
+			return nil, nil
+		}
 	}
 	b := append([]byte(nil), checkpointVersion)
-	b = wire.AppendUvarint(b, uint64(len(ids)))
-	for _, id := range ids {
-		w, err := e.shards[id].m.Snapshot()
+	b = wire.AppendUvarint(b, uint64(len(e.shards)+len(e.unopened)))
+	for id, s := range e.shards {
+		state, err := s.state()
 		if err != nil {
 			return nil, err
 		}
-		var one bytes.Buffer
-		if _, err := w.WriteTo(&one); err != nil {
-			return nil, err
-		}
-		b = wire.AppendUvarint(b, id)
-		b = wire.AppendBytes(b, one.Bytes())
+		b = wire.AppendBytes(wire.AppendUvarint(b, id), state)
 	}
+	for id, closed := range e.unopened {
+		b = wire.AppendBytes(wire.AppendUvarint(b, id), closed.snapshot)
+	}
+	e.saving.Add(1) // under mu, so before Close waits
 	return snapshot(b), nil
+}
+
+// state is the snapshot of the shard's machine.
+func (s *localShard) state() ([]byte, error) {
+	w, err := s.m.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	if encoded, ok := w.(snapshot); ok {
+		return encoded, nil
+	}
+	var b bytes.Buffer
+	_, err = w.WriteTo(&b)
+	return b.Bytes(), err
 }
 
 // Close implements Engine.
@@ -324,10 +353,8 @@ func (e *localEngine) Close() error {
 	for _, s := range open {
 		_ = s.Close()
 	}
-	// In this order: the log's last commits run until it is closed, and may start a checkpoint.
-	err := e.store.Close()
 	e.saving.Wait()
-	return storageError(err)
+	return storageError(e.store.Close())
 }
 
 func (e *localEngine) stats() StorageStats {
@@ -339,22 +366,6 @@ func (e *localEngine) stats() StorageStats {
 	}
 }
 
-// ticket is a proposal in the log, with its shard.
-type ticket struct {
-	s *localShard
-	p Proposal
-}
-
-var tickets = sync.Pool{New: func() any { return new(ticket) }}
-
-// AppendTo implements storage.Payload.
-func (t *ticket) AppendTo(dst []byte) []byte { return t.p.AppendTo(dst) }
-
-func (t *ticket) release() {
-	*t = ticket{}
-	tickets.Put(t)
-}
-
 // Propose implements Log.
 func (s *localShard) Propose(p Proposal) error {
 	// In this order: Close sets closed first and then looks inside, so one of both sees the other.
@@ -363,11 +374,13 @@ func (s *localShard) Propose(p Proposal) error {
 		s.left(1)
 		return ErrClosed
 	}
-	t := tickets.Get().(*ticket)
-	t.s, t.p = s, p
-	if err := s.e.store.Append(s.shard, p.Durable(), t); err != nil {
-		t.release()
+	if err := s.e.store.Append(s.shard, p.Durable(), p); err != nil {
 		s.left(1)
+		if errors.Is(err, storage.ErrDiskFull) && s.e.store.Reclaimable() > 0 {
+			// The queues may have been drained while the last checkpoint was on its way, or before the broker
+			// was opened. No clock: each refusal looks again.
+			s.e.store.Poke()
+		}
 		return storageError(err)
 	}
 	return nil
@@ -378,13 +391,24 @@ func (s *localShard) Read(ref Ref, size int, dst []byte) ([]byte, error) {
 	return s.e.store.Read(storage.Position(ref), size, dst)
 }
 
-// Close implements Log. The shard can be opened again after the engine was.
+// Close implements Log. The engine keeps the state, so that the shard can be opened again.
 func (s *localShard) Close() error {
 	s.closed.Store(true)
 	for s.inside.Load() > 0 {
 		<-s.empty
 	}
 	s.left(0) // for another Close
+	s.e.mu.Lock()
+	defer s.e.mu.Unlock()
+	if s.e.shards[s.shard] != s {
+		return nil // closed before
+	}
+	state, err := s.state()
+	if err != nil {
+		return fmt.Errorf("close shard %d: %w", s.shard, err)
+	}
+	delete(s.e.shards, s.shard)
+	s.e.unopened[s.shard] = &recovered{snapshot: state, counted: true}
 	return nil
 }
 

@@ -15,7 +15,8 @@ import (
 type Engine interface {
 	// Open recovers the shard's log into m (Restore with the newest snapshot if there
 	// is one, then Apply with what follows it) and returns the log, to which commands
-	// can be proposed. ctx bounds the recovery only. Opening a shard twice is an error.
+	// can be proposed. ctx bounds the recovery only. Opening a shard twice is an error. An engine
+	// of several nodes may return before this replica has caught up; Lead(true) says that it has.
 	Open(ctx context.Context, shard uint64, m Machine) (Log, error)
 
 	// Placement says how the broker spreads its queues over shards.
@@ -42,13 +43,14 @@ type Log interface {
 	// Propose asks for p to be ordered, made durable as far as p asks for it, and
 	// applied. A nil result means that p.Done will be called exactly once. Otherwise
 	// nothing was proposed and Done is not called: the error says why. Proposals
-	// of one goroutine are applied in the order of the calls. Propose may
-	// block briefly for room in the log's buffers, never for a sync.
+	// of one goroutine are applied in the order of the calls, as far as they are accepted. Propose may
+	// block briefly for room in the log's buffers, never for a sync. An engine may refuse a command
+	// that is too large for it, with an *InvalidError.
 	Propose(p Proposal) error
 
 	// Read appends the command at ref to dst. size is the length of the command if the
 	// caller knows it, else 0; it saves a second read. The bytes are verified against
-	// their checksum. Only a ref that Bodies.Keep holds may be read.
+	// their checksum. Only a ref that Bodies.Keep holds may be read; the error for another is up to the engine.
 	Read(ref Ref, size int, dst []byte) ([]byte, error)
 
 	// Close stops the log in good order: what was proposed is ordered and applied or
@@ -68,18 +70,20 @@ type Proposal interface {
 
 	// Done is told how the proposal ended: with the machine's answer, or with an error if
 	// that cannot be known (the error then matches ErrUnknownOutcome) or if the command
-	// is certainly not in the log. It runs after Apply, in log order, on the log's
-	// goroutine, and must not block. The answer's Data is valid during the call.
+	// is certainly not in the log and never will be (any other error, such as ErrNotLeader). It runs after
+	// Apply, in log order, on the log's goroutine, and must neither block nor call Propose. The answer's
+	// Data is valid during the call.
 	Done(a Answer, err error)
 }
 
-// Ref is an address that a Log gave to a command. Zero means nowhere.
+// Ref is an address that a Log gave to a command. Zero means nowhere. It is part of a machine's
+// snapshot, so a log of several replicas gives the same on each.
 type Ref uint64
 
 // Answer is what a machine says to a command. It is the same on every replica.
 type Answer struct {
 	Code uint64
-	Data []byte
+	Data []byte // the machine leaves it alone until the next Apply
 }
 
 // Entry is one command in a log's order.
@@ -109,8 +113,8 @@ type Machine interface {
 	Apply(bodies Bodies, entries []Entry)
 
 	// Lead tells the machine to start or stop acting on the outside. It is called with
-	// true once recovery has caught up and this replica leads; the local log always
-	// leads.
+	// true once recovery has caught up and this replica leads, and with false when it stops to, or
+	// the log has failed; the local log leads until then. No method is called after Log.Close.
 	Lead(leading bool)
 
 	// Snapshot captures the state after the last Apply. It must be quick; the returned value

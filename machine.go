@@ -15,10 +15,11 @@ import (
 // one command of the log at a time, and is deterministic as its queues are.
 //
 // Invariants, tested by check:
-//  1. order holds the queues of the topology, by ascending id; queues finds each by its id.
+//  1. order holds the queues of the topology, by ascending id, or none in a catalogue; queues finds each by its id.
 //  2. A queue with something due has a timer no later than that.
 //  3. Every consumer belongs to the session of the last open.
 type machine struct {
+	role     role
 	now      instant
 	session  uint32
 	topology *topology
@@ -36,16 +37,31 @@ type timer struct {
 
 func byTimer(a, b timer) bool { return a.at < b.at || a.at == b.at && a.queue < b.queue }
 
-func newMachine() *machine {
-	m := &machine{
-		topology: newTopology(topologyLimits{}),
-		queues:   make(map[queueID]*queue),
-		timers:   btree.NewG(16, byTimer),
+// role says what a machine holds.
+type role byte
+
+const (
+	roleAll       role = iota // the topology and all queues: the one shard of OneShard
+	roleCatalogue             // the topology alone: shard 1 of ShardPerQueue
+	roleQueue                 // one queue: each of its other shards
+)
+
+// newMachine returns a machine without a history. topology is what it starts with: a new one, or for
+// roleQueue that of the one queue.
+func newMachine(role role, topology *topology) *machine {
+	m := &machine{role: role, topology: topology, queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
+	m.populate()
+	return m
+}
+
+// populate makes the queues of the topology, empty.
+func (m *machine) populate() {
+	if m.role == roleCatalogue {
+		return
 	}
 	for def := range m.topology.queues {
 		m.add(newQueue(def))
 	}
-	return m
 }
 
 func (m *machine) add(q *queue) {
@@ -205,6 +221,9 @@ func (m *machine) wake(out []effect) []effect {
 
 // tick looks at every queue whose timer has come.
 func (m *machine) tick(out []effect) []effect {
+	if m.woken <= m.now {
+		m.woken = 0 // that wake has rung: what stepLimit leaves due needs another, for the same time
+	}
 	var due []timer
 	m.timers.Ascend(func(t timer) bool {
 		if t.at <= m.now {
@@ -293,7 +312,7 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	out = q.expire(out)
 	holder := q.roster.find(c.consumer)
 	if holder == nil {
-		return Answer{Code: answerStale}, out
+		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
 	}
 	if q.ready.n == 0 {
 		m.arm(q)
@@ -329,6 +348,9 @@ func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect)
 		return Answer{Code: answerOK}, out
 	}
 	m.topology = next
+	if m.role == roleCatalogue {
+		created = nil // each opens a shard of its own
+	}
 	for _, def := range created {
 		q := newQueue(def)
 		q.now = m.now
@@ -351,6 +373,9 @@ func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answe
 	m.topology = next
 	for _, def := range removed {
 		q := m.queues[def.id]
+		if q == nil {
+			continue // in a shard of its own
+		}
 		out = q.drop(out)
 		if q.timer != 0 {
 			m.timers.Delete(timer{q.timer, def.id})
@@ -371,6 +396,9 @@ func (m *machine) removable(only removeOnly, ds []Declaration) error {
 				continue
 			}
 			q := m.queues[def.id]
+			if q == nil {
+				continue
+			}
 			if only&onlyUnused != 0 && q.consumers() > 0 {
 				return fmt.Errorf("queue %q has %d consumers: %w", d.Name, q.consumers(), ErrInUse)
 			}
@@ -392,5 +420,8 @@ func (m *machine) lead(out []effect) []effect {
 		out = q.lead(out)
 	}
 	m.woken = 0
-	return m.wake(append(out, effect{kind: effectTopology}))
+	if m.role != roleQueue {
+		out = append(out, effect{kind: effectTopology})
+	}
+	return m.wake(out)
 }

@@ -1,6 +1,7 @@
 package bourse
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -11,6 +12,9 @@ import (
 type mover struct {
 	b    *Broker
 	done chan struct{} // closed when run has returned
+	// over ends what run waits for; its CancelFunc is quit.
+	over context.Context
+	quit context.CancelFunc
 
 	mu      sync.Mutex    // guards below; taken under shard.mu
 	waiting []effect      // forward effects in order
@@ -19,7 +23,9 @@ type mover struct {
 }
 
 func newMover(b *Broker) *mover {
-	return &mover{b: b, done: make(chan struct{}), signal: make(chan struct{}, 1)}
+	v := &mover{b: b, done: make(chan struct{}), signal: make(chan struct{}, 1)}
+	v.over, v.quit = context.WithCancel(context.Background())
+	return v
 }
 
 // retryMove is the pause after a move that the log refused, when the disk is full for example.
@@ -44,6 +50,7 @@ func (v *mover) stop() {
 	v.mu.Lock()
 	v.stopped = true
 	v.mu.Unlock()
+	v.quit()
 	v.wake()
 	<-v.done
 }
@@ -71,6 +78,7 @@ func (v *mover) run() {
 // moving is the proposal of a move.
 type moving struct {
 	v       *mover
+	source  *shard
 	order   effect
 	message Message
 	deaths  []Death
@@ -95,10 +103,10 @@ func (p *moving) Done(a Answer, err error) {
 }
 
 func (v *mover) move(order *effect) {
-	p := &moving{v: v, order: *order}
+	p := &moving{v: v, order: *order, source: v.b.placement.of(order.queue)}
 	t := v.b.topology.Load()
 	def, ok := t.queueByID(order.queue)
-	if !ok {
+	if !ok || p.source == nil {
 		return // deleted, and its messages with it
 	}
 	if err := p.read(); err != nil {
@@ -107,14 +115,45 @@ func (v *mover) move(order *effect) {
 		return
 	}
 	p.address(t, def)
-	if err := v.b.shard.log.Propose(p); err != nil {
+	propose := p.source.log.Propose
+	for _, id := range p.targets {
+		if v.b.placement.of(id) != p.source {
+			propose = p.forward
+		}
+	}
+	if err := propose(p); err != nil && v.over.Err() == nil {
 		v.b.log.Warn("a dead message cannot be moved now", "queue", def.Name, "msg", order.seq, "err", err)
 		v.b.clock.AfterFunc(retryMove, func() { v.add(*order) })
 	}
 }
 
+// forward brings the message to targets in other shards: first a copy to each of them, then its end here. If it is
+// cut off in between, the copies are made again, so it may arrive twice, and never not at all.
+func (p *moving) forward(Proposal) error {
+	for _, id := range p.targets {
+		target := p.v.b.placement.of(id)
+		if target == nil {
+			return ErrQueueGone
+		}
+		a, err := target.call(p.v.over, durably, func(dst []byte, at instant) []byte {
+			dst = appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{id})
+			return appendMessage(dst, &p.message, p.made, p.deaths)
+		})
+		if err == nil && a.Code == answerGone {
+			err = ErrQueueGone
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := p.source.call(p.v.over, lazily, func(dst []byte, at instant) []byte {
+		return appendForwarded(dst, at, p.order.queue, p.order.seq)
+	})
+	return err
+}
+
 func (p *moving) read() error {
-	cmd, err := p.v.b.shard.log.Read(p.order.ref, int(p.order.size), nil)
+	cmd, err := p.source.log.Read(p.order.ref, int(p.order.size), nil)
 	if err != nil {
 		return err
 	}
@@ -125,7 +164,7 @@ func (p *moving) read() error {
 	if p.deaths, err = decodeDeaths(env.deaths); err != nil {
 		return err
 	}
-	return env.message(&p.message)
+	return env.message(cmd, &p.message)
 }
 
 // address finds the queues for the dead message and writes its death into its history. Where the dead-letter

@@ -1,6 +1,7 @@
 package bourse
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,12 @@ type publication struct {
 	targets []queueID
 	few     [4]queueID // room for targets
 	index   int        // in a batch
+
+	mu        sync.Mutex // guards below, and the body when it is read again after submit
+	abandoned bool       // the caller has the body back
+	left      int        // parts without an outcome
+	taken     int        // parts that a queue took
+	failed    error      // of the parts
 }
 
 // AppendTo implements Proposal.
@@ -39,11 +46,33 @@ func (p *publication) Durable() bool { return true }
 func (p *publication) Done(a Answer, err error) {
 	if err == nil && a.Code == answerGone {
 		// The queues were deleted between routing and the log: route anew, elsewhere, since this is the
-		// log's goroutine. The goroutine ends with the publication's outcome.
-		go p.submit()
+		// log's goroutine. The goroutine ends when the publication is proposed or has its outcome.
+		go p.again()
 		return
 	}
 	p.finish(err)
+}
+
+// again submits p once more, with a copy of the body, which is the caller's again as soon as it gives up.
+func (p *publication) again() {
+	p.mu.Lock()
+	abandoned := p.abandoned
+	if !abandoned {
+		p.message.Body = bytes.Clone(p.message.Body)
+	}
+	p.mu.Unlock()
+	if abandoned {
+		p.finish(ErrQueueGone) // nobody listens
+		return
+	}
+	p.submit()
+}
+
+// abandon says that the caller takes the body back without waiting for the outcome.
+func (p *publication) abandon() {
+	p.mu.Lock()
+	p.abandoned = true
+	p.mu.Unlock()
 }
 
 func (p *publication) finish(err error) {
@@ -79,10 +108,79 @@ func (p *publication) submit() {
 	}
 	if err == nil {
 		p.targets = targets
-		err = p.b.shard.log.Propose(p)
+		shard := p.b.placement.of(targets[0])
+		for _, id := range targets[1:] {
+			if p.b.placement.of(id) != shard {
+				p.submitParts()
+				return
+			}
+		}
+		if err = ErrQueueGone; shard != nil {
+			err = shard.log.Propose(p)
+		}
 	}
 	if err != nil {
 		p.finish(err)
+	}
+}
+
+// part is what a publication brings to a shard, if its targets are in more than one.
+type part struct {
+	p      *publication
+	shard  *shard // nil: the queue is gone
+	target [1]queueID
+}
+
+// submitParts proposes a command for each target. They succeed or fail one by one.
+func (p *publication) submitParts() {
+	parts := make([]part, len(p.targets))
+	p.mu.Lock()
+	p.left, p.taken, p.failed = len(parts), 0, nil
+	p.mu.Unlock()
+	for i, id := range p.targets {
+		parts[i] = part{p: p, shard: p.b.placement.of(id), target: [1]queueID{id}}
+	}
+	for i := range parts {
+		t := &parts[i]
+		if t.shard == nil {
+			t.Done(Answer{Code: answerGone}, nil)
+		} else if err := t.shard.log.Propose(t); err != nil {
+			t.Done(Answer{}, err)
+		}
+	}
+}
+
+// AppendTo implements Proposal.
+func (t *part) AppendTo(dst []byte) []byte {
+	dst = appendHeader(dst, cmdEnqueue, t.p.b.now())
+	dst = appendTargets(dst, t.target[:])
+	return appendMessage(dst, &t.p.message, t.p.made, nil)
+}
+
+// Durable implements Proposal.
+func (t *part) Durable() bool { return true }
+
+// Done implements Proposal. The last part brings the outcome: nil if each target took the message or is gone,
+// and at least one took it.
+func (t *part) Done(a Answer, err error) {
+	p := t.p
+	p.mu.Lock()
+	p.left--
+	switch {
+	case err != nil:
+		def, _ := p.b.topology.Load().queueByID(t.target[0])
+		p.failed = errors.Join(p.failed, fmt.Errorf("queue %q: %w", def.Name, err))
+	case a.Code == answerOK:
+		p.taken++
+	}
+	left, taken, failed := p.left, p.taken, p.failed
+	p.mu.Unlock()
+	switch {
+	case left > 0:
+	case failed == nil && taken == 0:
+		go p.again()
+	default:
+		p.finish(failed)
 	}
 }
 
@@ -130,6 +228,7 @@ func (b *Broker) Publish(ctx context.Context, m Message) error {
 	err, known := await(ctx, w.outcome)
 	if !known {
 		// w is not used again: its outcome is still to come.
+		p.abandon()
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
 	}
 	b.waitings.Put(w)
@@ -211,6 +310,9 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 		p.submit()
 	}
 	if _, known := await(ctx, t.outcome); !known {
+		for i := range t.pubs {
+			t.pubs[i].abandon()
+		}
 		return fmt.Errorf("broker: publish a batch of %d: %w: %w", len(ms), ErrUnknownOutcome, ctx.Err())
 	}
 	if !t.failed.Load() {

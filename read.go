@@ -1,23 +1,10 @@
 package bourse
 
-import "sync"
-
-// commands are buffers for reading commands out of the log.
-var commands = sync.Pool{New: func() any { return new([]byte) }}
-
-// maxPooledCommand keeps the buffers of rare large messages out of the pool.
-const maxPooledCommand = 1 << 20
-
 // read fills d with the message in the command at ref.
-func (b *Broker) read(ref Ref, size uint32, d *Delivery) error {
-	buf := commands.Get().(*[]byte)
-	cmd, err := b.shard.log.Read(ref, int(size), (*buf)[:0])
+func (s *shard) read(ref Ref, size uint32, d *Delivery) error {
+	cmd, err := s.log.Read(ref, int(size), make([]byte, 0, int(size)+messageRoom))
 	if err != nil {
 		return err
-	}
-	if cap(cmd) <= maxPooledCommand {
-		*buf = cmd
-		defer commands.Put(buf)
 	}
 	env, err := envelopeOf(cmd)
 	if err != nil {
@@ -26,5 +13,5 @@ func (b *Broker) read(ref Ref, size uint32, d *Delivery) error {
 	if d.Deaths, err = decodeDeaths(env.deaths); err != nil {
 		return err
 	}
-	return env.message(&d.Message)
+	return env.message(cmd, &d.Message)
 }

@@ -538,7 +538,7 @@ func TestUnroutableIsCounted(t *testing.T) {
 	require.EqualValues(t, 5, after.Published)
 	require.Zero(t, after.Pending)
 	require.Equal(t, before.Queues, after.Queues)
-	require.Equal(t, before.Storage, after.Storage)
+	require.Equal(t, before.Storage.Records, after.Storage.Records)
 }
 
 func TestClosedRefuses(t *testing.T) {
@@ -618,7 +618,7 @@ func TestOptionsRefused(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
-// placed is an engine that spreads queues over shards, which a broker cannot use yet.
+// placed is an engine with a placement that does not exist.
 type placed struct{ bourse.Engine }
 
-func (placed) Placement() bourse.Placement { return bourse.ShardPerQueue }
+func (placed) Placement() bourse.Placement { return 7 }

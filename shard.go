@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -11,8 +12,11 @@ import (
 // shard is the shell around a machine: it feeds it from the log, and does what the machine orders. It
 // implements Machine.
 type shard struct {
-	b   *Broker // fixed after open
-	log Log     // fixed after open
+	b    *Broker // fixed, as number and lost are
+	log  Log     // fixed after opened, before which nothing is proposed
+	lost bool    // consumers of an earlier session went down with their process
+
+	number uint64
 
 	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
 	m         *machine
@@ -21,8 +25,20 @@ type shard struct {
 	subs      map[consumerID]*Subscription
 	consumers uint32 // numbers given in this session
 	session   uint32
+	serving   error           // why consumers cannot attach; nil while a session is open
+	turned    chan struct{}   // closed when serving or leading changes, and replaced
+	over      bool            // it is being closed; serving stays as it is
+	starts    sync.WaitGroup  // goroutines that open a session
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
+}
+
+func newShard(b *Broker, number uint64, m *machine) *shard {
+	_, local := b.engine.(*localEngine)
+	return &shard{
+		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription),
+		serving: errNoSession, turned: make(chan struct{}),
+	}
 }
 
 // Apply implements Machine. It runs on the log's goroutine.
@@ -49,11 +65,14 @@ func (s *shard) Apply(bodies Bodies, entries []Entry) {
 func (s *shard) run(bodies Bodies, effects []effect) {
 	for i := range effects {
 		e := &effects[i]
-		if e.kind == effectFree {
+		switch {
+		case e.kind == effectFree:
 			bodies.Free(e.ref)
 			continue
-		}
-		if !s.leading {
+		case e.kind == effectTopology:
+			s.b.placement.changed(s.m.topology)
+			continue
+		case !s.leading:
 			continue
 		}
 		switch e.kind {
@@ -77,8 +96,6 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			s.b.mover.add(*e)
 		case effectWake:
 			s.setWakeLocked(e.at)
-		case effectTopology:
-			s.b.topology.Store(s.m.topology)
 		}
 	}
 }
@@ -110,22 +127,99 @@ func (s *shard) setWakeLocked(at instant) {
 	})
 }
 
-// Lead implements Machine.
+// opened gives the shard its log, and starts what had to wait for it.
+func (s *shard) opened(log Log) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log = log
+	if s.leading {
+		s.leadLocked()
+	}
+}
+
+// Lead implements Machine. It may come before opened.
 func (s *shard) Lead(leading bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.leading == leading {
+	switch {
+	case s.leading == leading:
+	case leading:
+		s.leading = true
+		if s.log != nil {
+			s.leadLocked()
+		}
+	default:
+		s.leading = false
+		s.setWakeLocked(0)
+		s.serveLocked(errNoSession)
+		for _, sub := range s.subs {
+			sub.end(s.b.lostLog)
+		}
+	}
+}
+
+// leadLocked does what the state orders anew, and opens a session, in which consumers can attach.
+func (s *shard) leadLocked() {
+	s.out = s.m.lead(s.out[:0])
+	s.run(nil, s.out)
+	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
+		answer, err := s.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
+			return appendOpen(dst, at, s.lost)
+		})
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if err != nil {
+			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
+			s.serveLocked(err)
+			return
+		}
+		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
+		// whoever attaches in it until then must be told.
+		session := uint32(answer.Code - answerNumber)
+		if !s.leading || s.over || session <= s.session {
+			return
+		}
+		s.session, s.consumers = session, 0
+		for id, sub := range s.subs {
+			if id.session() != session {
+				sub.end(s.b.lostLog)
+			}
+		}
+		s.serveLocked(nil)
+	})
+}
+
+// errNoSession says that a session is about to be opened.
+var errNoSession = errors.New("no session yet")
+
+func (s *shard) serveLocked(err error) {
+	if s.over {
 		return
 	}
-	s.leading = leading
-	if leading {
-		s.out = s.m.lead(s.out[:0])
-		s.run(nil, s.out)
-		return
-	}
-	s.setWakeLocked(0)
-	for _, sub := range s.subs {
-		sub.end(s.b.lostLog)
+	s.serving = err
+	close(s.turned)
+	s.turned = make(chan struct{})
+}
+
+// serves waits until consumers can attach here.
+func (s *shard) serves(ctx context.Context) error {
+	for {
+		s.mu.Lock()
+		serving, leading, turned := s.serving, s.leading, s.turned
+		s.mu.Unlock()
+		switch {
+		case serving != nil && serving != errNoSession:
+			return serving
+		case !leading:
+			return s.b.lostLog
+		case serving == nil:
+			return nil
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -133,7 +227,7 @@ func (s *shard) Lead(leading bool) {
 func (s *shard) Snapshot() (io.WriterTo, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return snapshot(s.m.appendTo(nil)), nil
+	return snapshot(s.m.appendTo(make([]byte, 0, s.m.snapshotBytes()))), nil
 }
 
 type snapshot []byte
@@ -155,20 +249,13 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.m = m
-	return nil
-}
-
-// start opens a session, in which consumers can attach. lost: consumers of the last one, if there are any
-// left, went down with their process.
-func (s *shard) start(ctx context.Context, lost bool) error {
-	answer, err := s.call(ctx, false, func(dst []byte, at instant) []byte { return appendOpen(dst, at, lost) })
-	if err != nil {
-		return err
+	if m.role != s.m.role {
+		return fmt.Errorf("restore: shard %d: the data is of another placement", s.number)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.session = uint32(answer.Code - answerNumber)
+	s.m = m
+	if m.role != roleQueue {
+		s.b.placement.changed(m.topology)
+	}
 	return nil
 }
 
@@ -205,13 +292,23 @@ func (s *shard) subscriptions() []*Subscription {
 
 // posting is a proposal whose outcome nobody waits for.
 type posting struct {
-	b       *Broker
-	durable bool
-	encode  func(dst []byte, at instant) []byte
+	b      *Broker
+	how    durability
+	encode func(dst []byte, at instant) []byte
 }
 
+// durability is what a command asks of the log.
+type durability byte
+
+const (
+	lazily  durability = iota // written before it is applied, synced with the next that is durable
+	durably                   // synced before it is applied
+	freeing                   // likewise, and let in on a full disk, since it gives space back
+)
+
 func (p *posting) AppendTo(dst []byte) []byte { return p.encode(dst, p.b.now()) }
-func (p *posting) Durable() bool              { return p.durable }
+func (p *posting) Durable() bool              { return p.how != lazily }
+func (p *posting) Frees() bool                { return p.how == freeing } // for storage.Freer
 func (p *posting) Done(Answer, error)         {}
 
 // calling is a proposal whose answer somebody waits for.
@@ -228,11 +325,11 @@ func (c *calling) Done(a Answer, err error) {
 }
 
 // call proposes a command and waits for the answer.
-func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, instant) []byte) (Answer, error) {
+func (s *shard) call(ctx context.Context, how durability, encode func([]byte, instant) []byte) (Answer, error) {
 	if err := ctx.Err(); err != nil {
 		return Answer{}, err
 	}
-	c := &calling{posting: posting{b: s.b, durable: durable, encode: encode}, done: make(chan struct{})}
+	c := &calling{posting: posting{b: s.b, how: how, encode: encode}, done: make(chan struct{})}
 	if err := s.log.Propose(c); err != nil {
 		return Answer{}, err
 	}
@@ -240,4 +337,32 @@ func (s *shard) call(ctx context.Context, durable bool, encode func([]byte, inst
 		return Answer{}, fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err())
 	}
 	return c.answer, c.err
+}
+
+// post proposes a command and does not wait.
+func (s *shard) post(encode func([]byte, instant) []byte) error {
+	return s.log.Propose(&posting{b: s.b, encode: encode})
+}
+
+// close ends the consumers in good order, and closes the log. One command ends them together: were they detached one by one,
+// what the first gives back would be lent to the next. It opens another session, so an attach that comes behind it
+// is refused; one that came before it may have registered after the first look.
+func (s *shard) close(why error) error {
+	s.mu.Lock()
+	s.setWakeLocked(0)
+	s.serveLocked(why)
+	s.over = true
+	s.mu.Unlock()
+	end := func() {
+		for _, sub := range s.subscriptions() {
+			sub.end(why)
+		}
+	}
+	end()
+	// An error means that the log has failed or leads elsewhere: the messages come back from there.
+	_ = s.post(func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })
+	end()
+	err := s.log.Close()
+	s.starts.Wait()
+	return err
 }

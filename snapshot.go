@@ -3,6 +3,7 @@ package bourse
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/btree"
@@ -13,9 +14,10 @@ import (
 // A snapshot of a machine:
 //
 //	version   1 byte
+//	role      1 byte
 //	now       varint
 //	session   uvarint
-//	topology  length and bytes, see topology.appendTo
+//	topology  length and bytes, see topology.appendTo; for roleQueue the id and the Queue
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
 //	          ready     count, then by level and seq: entry
@@ -26,7 +28,8 @@ import (
 //	                    list first: slot, consumer's place, tag, deadline, extended, entry
 //	          free      slots, the top of the stack last
 //
-// Timers, sums and lists by consumer follow from this. Equal states give equal bytes.
+// Timers, sums and lists by consumer follow from this. Equal states give equal bytes, and what is not in the one
+// order that a machine writes does not decode.
 const snapshotVersion = 1
 
 func appendEntry(dst []byte, e *entry) []byte {
@@ -41,8 +44,8 @@ func appendEntry(dst []byte, e *entry) []byte {
 
 func decodeEntry(r *wire.Reader, levels int) entry {
 	e := entry{
-		seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: uint32(r.Uvarint()),
-		deliveries: uint32(r.Uvarint()), failures: uint32(r.Uvarint()), level: r.Byte(),
+		seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: decodeUint32(r),
+		deliveries: decodeUint32(r), failures: decodeUint32(r), level: r.Byte(),
 	}
 	if int(e.level) >= levels {
 		r.Fail()
@@ -51,11 +54,34 @@ func decodeEntry(r *wire.Reader, levels int) entry {
 	return e
 }
 
+// snapshotBytes is about what a snapshot takes, so that a large one is not moved while it grows.
+func (m *machine) snapshotBytes() int {
+	n := 4 << 10
+	for _, q := range m.order {
+		n += 1<<10 + 40*q.size()
+	}
+	return n
+}
+
+func decodeUint32(r *wire.Reader) uint32 {
+	v := r.Uvarint()
+	if v > math.MaxUint32 {
+		r.Fail()
+		return 0
+	}
+	return uint32(v)
+}
+
 func (m *machine) appendTo(dst []byte) []byte {
-	dst = append(dst, snapshotVersion)
+	dst = append(dst, snapshotVersion, byte(m.role))
 	dst = wire.AppendVarint(dst, int64(m.now))
 	dst = wire.AppendUvarint(dst, uint64(m.session))
-	dst = wire.AppendBytes(dst, m.topology.appendTo(nil))
+	if m.role == roleQueue {
+		def := m.order[0].def
+		dst = wire.AppendBytes(dst, def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))))
+	} else {
+		dst = wire.AppendBytes(dst, m.topology.appendTo(nil))
+	}
 	for _, q := range m.order {
 		dst = q.appendTo(dst)
 	}
@@ -146,18 +172,27 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	if v := r.Byte(); v != snapshotVersion {
 		return nil, fmt.Errorf("snapshot of version %d, this binary reads %d", v, snapshotVersion)
 	}
-	m := &machine{queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
+	m := &machine{role: role(r.Byte()), queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
+	if m.role > roleQueue {
+		return nil, fmt.Errorf("snapshot: %w", wire.ErrMalformed)
+	}
 	m.now = instant(r.Varint())
-	m.session = uint32(r.Uvarint())
+	m.session = decodeUint32(&r)
 	tr := wire.NewReader(r.Bytes())
-	topology, err := decodeTopology(&tr, topologyLimits{})
-	if err != nil {
-		return nil, fmt.Errorf("snapshot: topology: %w", err)
+	if m.role == roleQueue {
+		def := queueDef{id: queueID(tr.Uvarint()), Queue: decodeQueue(&tr)}
+		if tr.Done() != nil || def.id == 0 || def.Queue != def.Queue.withDefaults() || def.validateSettings() != nil {
+			return nil, fmt.Errorf("snapshot: queue: %w", wire.ErrMalformed)
+		}
+		m.topology = topologyOf(def)
+	} else {
+		topology, err := decodeTopology(&tr, topologyLimits{})
+		if err != nil {
+			return nil, fmt.Errorf("snapshot: topology: %w", err)
+		}
+		m.topology = topology
 	}
-	m.topology = topology
-	for def := range topology.queues {
-		m.add(newQueue(def))
-	}
+	m.populate()
 	for _, q := range m.order {
 		q.decode(&r, keep)
 		if r.Err() != nil {
@@ -187,27 +222,58 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		}
 		return e
 	}
+	last := entry{}
 	for range r.Count(smallestEntry) {
-		q.ready.push(take())
+		e := take()
+		if q.ready.n > 0 && (e.level < last.level || e.level == last.level && e.seq <= last.seq) {
+			r.Fail()
+			return
+		}
+		q.ready.push(e)
+		last = e
 	}
 	if n := r.Count(smallestEntry); n > 0 {
 		q.delayed = btree.NewG(16, byTime)
-		for range n {
+		last := delayed{}
+		for i := range n {
 			d := delayed{at: instant(r.Varint()), entry: take()}
+			if i > 0 && !byTime(last, d) {
+				r.Fail()
+				return
+			}
 			q.delayed.ReplaceOrInsert(d)
 			q.delayedBytes += int64(d.size)
+			last = d
 		}
 	}
 	if n := r.Count(smallestEntry); n > 0 {
 		q.dying = btree.NewG(16, bySeqDying)
-		for range n {
+		last := dying{}
+		for i := range n {
 			d := dying{entry: take(), at: instant(r.Varint()), reason: deathReason(r.Byte()), note: r.String()}
+			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLimit {
+				r.Fail()
+				return
+			}
 			q.dying.ReplaceOrInsert(d)
 			q.dyingBytes += int64(d.size)
+			last = d
 		}
 	}
-	for range r.Count(5) {
-		c := &consumer{id: consumerID(r.Uvarint()), prefetch: int32(r.Uvarint()), pull: r.Bool(), lastTag: r.Uvarint(), turn: r.Uvarint()}
+	consumers := r.Count(5)
+	if consumers > maxConsumers {
+		r.Fail()
+		return
+	}
+	for range consumers {
+		c := &consumer{id: consumerID(r.Uvarint())}
+		prefetch := decodeUint32(r)
+		c.pull, c.lastTag, c.turn = r.Bool(), r.Uvarint(), r.Uvarint()
+		if prefetch > MaxPrefetch || q.roster.find(c.id) != nil {
+			r.Fail()
+			return
+		}
+		c.prefetch = int32(prefetch)
 		c.place, c.oldest, c.newest = -1, noSlot, noSlot
 		q.roster.all = append(q.roster.all, c)
 	}
@@ -228,8 +294,7 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 	}
 	l.slots = make([]loan, slots)
 	type held struct {
-		slot     slotID
-		deadline instant
+		extension
 		extended bool
 	}
 	var inOrder []held
@@ -241,15 +306,26 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 			r.Fail()
 			return
 		}
+		next := held{extension{deadline, slotID(s)}, extended}
+		if n := len(inOrder); n > 0 {
+			before := inOrder[n-1]
+			if before.extended && (!extended || !byDeadline(before.extension, next.extension)) ||
+				!before.extended && !extended && deadline < before.deadline {
+				r.Fail()
+				return
+			}
+		}
 		l.slots[s] = loan{entry: e, holder: q.roster.all[place], tag: tag, deadline: deadline, extended: extended}
-		inOrder = append(inOrder, held{slotID(s), deadline, extended})
+		inOrder = append(inOrder, next)
 	}
+	taken := make([]bool, slots)
 	for range int(slots) - loans {
 		s := r.Uvarint()
-		if s >= slots {
+		if s >= slots || taken[s] || l.slots[s].holder != nil {
 			r.Fail()
 			return
 		}
+		taken[s] = true
 		l.free = append(l.free, slotID(s))
 	}
 	// First the deadlines in the order written, then every holder's list by tag.
@@ -259,13 +335,19 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 				l.extended = btree.NewG(16, byDeadline)
 			}
 			l.slots[h.slot].older, l.slots[h.slot].newer = noSlot, noSlot
-			l.extended.ReplaceOrInsert(extension{h.deadline, h.slot})
+			l.extended.ReplaceOrInsert(h.extension)
 			continue
 		}
 		l.append(h.slot)
 	}
 	slices.SortFunc(inOrder, func(a, b held) int { return cmp.Compare(l.slots[a.slot].tag, l.slots[b.slot].tag) })
 	for _, h := range inOrder {
+		ln := &l.slots[h.slot]
+		newest := ln.holder.newest
+		if ln.tag == 0 || ln.tag > ln.holder.lastTag || newest != noSlot && l.slots[newest].tag == ln.tag {
+			r.Fail()
+			return
+		}
 		l.linkToHolder(h.slot)
 	}
 }

@@ -57,25 +57,35 @@ func (b *Broker) Stats() Stats {
 	if e, ok := b.engine.(*localEngine); ok {
 		out.Storage = e.stats()
 	}
-	b.shard.mu.Lock()
-	defer b.shard.mu.Unlock()
-	m := b.shard.m
-	for def := range m.topology.queues {
-		out.Queues = append(out.Queues, m.queues[def.id].stats(now))
+	for def := range b.topology.Load().queues {
+		if q, ok := b.queueStats(def.id, now); ok {
+			out.Queues = append(out.Queues, q)
+		}
 	}
 	return out
 }
 
 // QueueStats returns the state of one queue; false if there is none of that name.
 func (b *Broker) QueueStats(queue string) (QueueStats, bool) {
-	now := b.now()
-	b.shard.mu.Lock()
-	defer b.shard.mu.Unlock()
-	def, ok := b.shard.m.topology.queue(queue)
+	def, ok := b.topology.Load().queue(queue)
 	if !ok {
 		return QueueStats{}, false
 	}
-	return b.shard.m.queues[def.id].stats(now), true
+	return b.queueStats(def.id, b.now())
+}
+
+func (b *Broker) queueStats(id queueID, now instant) (QueueStats, bool) {
+	shard := b.placement.of(id)
+	if shard == nil {
+		return QueueStats{}, false
+	}
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	q := shard.m.queues[id]
+	if q == nil {
+		return QueueStats{}, false
+	}
+	return q.stats(now), true
 }
 
 func (q *queue) stats(now instant) QueueStats {

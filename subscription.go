@@ -22,20 +22,21 @@ type SubscribeOptions struct {
 // Subscription is a consumer of one queue. Its methods may be called concurrently.
 type Subscription struct {
 	b     *Broker // fixed after Subscribe, as all above mu
+	shard *shard  // of its queue
 	queue queueDef
 	id    consumerID
 	auto  bool
+	once  sync.Once // of Close
+	err   error     // of that Close; written by once
 
-	mu       sync.Mutex // guards below; taken under shard.mu, never around a proposal
-	buffer   []lent     // what the machine has lent and Next has not taken: buffer[first:]
-	first    int
-	handed   uint64              // highest tag that Next has taken
-	ackedTo  uint64              // highest tag that AckUpTo has settled
-	stale    map[uint64]struct{} // handed tags that were taken back; nil until there is one
-	ended    error               // why nothing comes any more
-	closed   bool                // Close was called
-	signal   chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
-	detached chan struct{}       // closed by Close when the queue has taken everything back
+	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
+	buffer  []lent     // what the machine has lent and Next has not taken: buffer[first:]
+	first   int
+	handed  uint64              // highest tag that Next has taken
+	ackedTo uint64              // highest tag that AckUpTo has settled
+	stale   map[uint64]struct{} // handed tags that were taken back; nil until there is one
+	ended   error               // why nothing comes any more
+	signal  chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 
 	touched bool // guarded by shard.mu: it is in shard.touched
 }
@@ -87,11 +88,18 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 	if !ok {
 		return nil, ErrNotFound
 	}
-	s := &Subscription{
-		b: b, queue: def, id: b.shard.newConsumer(), signal: make(chan struct{}, 1), detached: make(chan struct{}),
+	shard := b.placement.of(def.id)
+	if shard == nil {
+		return nil, ErrNotFound
 	}
-	b.shard.register(s)
-	answer, err := b.call(ctx, false, func(dst []byte, at instant) []byte {
+	if err := shard.serves(ctx); err != nil {
+		return nil, err
+	}
+	s := &Subscription{
+		b: b, shard: shard, queue: def, id: shard.newConsumer(), signal: make(chan struct{}, 1),
+	}
+	shard.register(s)
+	answer, err := shard.call(ctx, lazily, func(dst []byte, at instant) []byte {
 		return attach{queue: def.id, consumer: s.id, prefetch: prefetch}.appendTo(dst, at)
 	})
 	if err == nil {
@@ -111,7 +119,7 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 		go func() { _ = s.Close() }()
 		return nil, err
 	}
-	b.shard.unregister(s)
+	shard.unregister(s)
 	return nil, err
 }
 
@@ -286,7 +294,7 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 		EnqueuedAt: time.Unix(0, int64(l.arrived)),
 	}
 	d.loan = settlement{sub: s, tag: l.tag, slot: l.slot, deadline: l.deadline}
-	if err := s.b.read(l.ref, l.size, d); err != nil {
+	if err := s.shard.read(l.ref, l.size, d); err != nil {
 		s.mu.Lock()
 		_, stale := s.stale[l.tag]
 		ended := s.ended
@@ -331,7 +339,7 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 		err = ErrUnknownDelivery
 	}
 	if err == nil && tag > 0 {
-		err = s.b.post(false, func(dst []byte, at instant) []byte {
+		err = s.shard.post(func(dst []byte, at instant) []byte {
 			return ackUpTo{queue: s.queue.id, consumer: s.id, tag: tag}.appendTo(dst, at)
 		})
 	}
@@ -343,24 +351,24 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 
 // Close ends the subscription. What it holds, taken by Next or not, goes back to its place without a
 // failure; after Close has returned nothing more is sent to it, and verdicts on its deliveries are ErrUnknownDelivery.
-// Closing again does nothing.
+// Closing again returns what the first Close did.
 func (s *Subscription) Close() error {
+	s.once.Do(func() { s.err = s.close() })
+	return s.err
+}
+
+func (s *Subscription) close() error {
 	s.mu.Lock()
-	again, over := s.closed, s.ended
-	s.closed, s.ended = true, ErrClosed
+	before := s.ended
+	s.ended = ErrClosed
 	s.buffer, s.first = nil, 0
 	s.mu.Unlock()
 	s.wake()
-	if again {
-		<-s.detached
-		return nil
+	defer s.shard.unregister(s)
+	if before != nil {
+		return nil // the consumer is gone already: with its queue, its broker or its log
 	}
-	defer close(s.detached)
-	defer s.b.shard.unregister(s)
-	if over != nil {
-		return nil // the queue is gone, or the broker was closed, and the consumer with it
-	}
-	_, err := s.b.call(context.Background(), false, func(dst []byte, at instant) []byte {
+	_, err := s.shard.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
 		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
 	})
 	if err != nil && !errors.Is(err, ErrClosed) {

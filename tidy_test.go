@@ -67,7 +67,7 @@ var calendarFiles = []string{"headers.go", "declare.go", "deadletter.go"}
 // Modules by who may use them. linkedModules is all that a program with a broker links.
 var (
 	linkedModules = []string{"github.com/google/btree", "github.com/klauspost/compress", "github.com/robfig/cron/v3"}
-	testModules   = []string{"pgregory.net/rapid", "github.com/anishathalye/porcupine", "go.uber.org/goleak"}
+	testModules   = []string{"github.com/stretchr/testify", "pgregory.net/rapid", "github.com/anishathalye/porcupine", "go.uber.org/goleak"}
 )
 
 // layout says who may import what beyond the standard library, by the longest matching
@@ -88,7 +88,7 @@ var layout = map[string]struct {
 	"internal/enginetest": {imports: append([]string{".", "storage", "internal/wire", "internal/invariant"}, testModules...)},
 	"examples":            {below: true, imports: []string{".", "replicate"}},
 	"cmd":                 {below: true, imports: []string{".", "replicate"}},
-	"bench":               {below: true, imports: []string{".", "storage", "replicate"}},
+	"bench":               {below: true, imports: []string{".", "storage", "replicate", "bench"}},
 	"bench/peers":         {below: true, imports: []string{"*"}}, // a module of its own: the peers we compare with
 	"replicate":           {below: true, imports: []string{".", "storage", "internal/wire", "internal/invariant", "replicate", "*"}},
 }

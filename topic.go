@@ -165,6 +165,7 @@ const maxWords = MaxNameBytes + 1
 type places [maxWords/64 + 1]uint64
 
 func (p *places) add(i int)      { p[i/64] |= 1 << (i % 64) }
+func (p *places) remove(i int)   { p[i/64] &^= 1 << (i % 64) }
 func (p *places) has(i int) bool { return p[i/64]&(1<<(i%64)) != 0 }
 
 // addRange adds from to last, both included.
@@ -207,12 +208,12 @@ func (p *places) up(last int) places {
 	return out
 }
 
-// topicMatch is the match of one key at one exchange. It lives on the stack of route.
+// topicMatch is the match of one key at one exchange. It lives on the stack of route; the walk
+// is passed beside it, not inside, or it would move to the heap.
 type topicMatch struct {
-	walk *walk
-	at   int // the exchange, as an index of walk.hops
-	key  string
-	n    int // words of key
+	hop int // the exchange, in the walk
+	key string
+	n   int // words of key
 	// start is where each word starts. A key has at most 255 bytes, so a byte is enough.
 	start [maxWords]uint8
 	// same leads from a word to the next one that is equal, 0 if there is none. It is only
@@ -221,13 +222,13 @@ type topicMatch struct {
 	sameBuilt bool
 }
 
-// matchTopic emits the targets of every pattern in trie that key matches, to hop at of w. A target with
-// several such patterns is emitted several times.
-func matchTopic(w *walk, at int, trie *topicNode, key string) {
+// matchTopic emits the targets of every pattern in trie that key matches, for a hop of w. A
+// target with several such patterns is emitted several times.
+func matchTopic(w *walk, hop int, trie *topicNode, key string) {
 	if trie == nil {
 		return
 	}
-	m := topicMatch{walk: w, at: at, key: key}
+	m := topicMatch{hop: hop, key: key}
 	if key != "" { // no words at all, rather than an empty one
 		m.n = 1
 		for i := range len(key) {
@@ -237,7 +238,7 @@ func matchTopic(w *walk, at int, trie *topicNode, key string) {
 			}
 		}
 	}
-	m.visit(trie, 0)
+	m.visit(w, trie, 0)
 }
 
 func (m *topicMatch) word(i int) string {
@@ -249,70 +250,65 @@ func (m *topicMatch) word(i int) string {
 
 // visit is visitAll for a node that is reached at one place only: all nodes, as long as no
 // # was passed.
-func (m *topicMatch) visit(n *topicNode, i int) {
+func (m *topicMatch) visit(w *walk, n *topicNode, i int) {
 	if n.hash != nil {
-		m.visitHash(n.hash, i)
+		m.visitHash(w, n.hash, i)
 	}
 	if i == m.n {
-		m.walk.emit(m.at, n.targets)
+		w.emit(m.hop, n.targets)
 		return
 	}
 	if next := n.words.get(m.word(i)); next != nil {
-		m.visit(next, i+1)
+		m.visit(w, next, i+1)
 	}
 	if n.star != nil {
-		m.visit(n.star, i+1)
+		m.visit(w, n.star, i+1)
 	}
 }
 
 // visitHash visits the node behind a # whose lowest place is i.
-func (m *topicMatch) visitHash(n *topicNode, i int) {
+func (m *topicMatch) visitHash(w *walk, n *topicNode, i int) {
 	var at places
 	at.addRange(i, m.n)
-	m.visitAll(n, &at)
+	m.visitAll(w, n, at)
 }
 
 // visitAll goes on from n, which is reached at every place of at and at no other.
-func (m *topicMatch) visitAll(n *topicNode, at *places) {
+func (m *topicMatch) visitAll(w *walk, n *topicNode, at places) {
 	lowest := at.next(0)
 	if n.hash != nil {
-		m.visitHash(n.hash, lowest)
+		m.visitHash(w, n.hash, lowest)
 	}
 	if at.has(m.n) {
-		m.walk.emit(m.at, n.targets)
+		w.emit(m.hop, n.targets)
 	}
 	if lowest == m.n {
 		return
 	}
 	if n.star != nil {
-		up := at.up(m.n)
-		m.visitAll(n.star, &up)
+		m.visitAll(w, n.star, at.up(m.n))
 	}
 	if n.words.len() > 0 {
-		m.visitWords(n, at)
+		m.visitWords(w, n, at)
 	}
 }
 
 // visitWords follows the literal edges of n, each word that occurs at one of the places
 // once, with all its places together.
-func (m *topicMatch) visitWords(n *topicNode, at *places) {
+func (m *topicMatch) visitWords(w *walk, n *topicNode, at places) {
 	m.buildSame()
-	rest := *at
-	for i := rest.next(0); i < m.n; i = rest.next(i + 1) {
+	for i := at.next(0); i < m.n; i = at.next(i + 1) {
 		next := n.words.get(m.word(i))
-		if next == nil && m.same[i] == 0 {
-			continue
-		}
 		var up places
 		up.add(i + 1)
 		for j := int(m.same[i]); j != 0; j = int(m.same[j]) {
-			if rest.has(j) {
-				rest[j/64] &^= 1 << (j % 64)
+			if at.has(j) {
+				at.remove(j)
 				up.add(j + 1)
 			}
 		}
 		if next != nil {
-			m.visitAll(next, &up)
+			m.visitAll(w, next, up)
 		}
 	}
 }

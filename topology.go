@@ -31,23 +31,25 @@ type topologyLimits struct {
 }
 
 func (l topologyLimits) withDefaults() topologyLimits {
-	if l.queues == 0 {
-		l.queues = MaxQueues
+	return topologyLimits{
+		queues:    limitOr(l.queues, MaxQueues),
+		exchanges: limitOr(l.exchanges, MaxExchanges),
+		bindings:  limitOr(l.bindings, MaxBindings),
 	}
-	if l.exchanges == 0 {
-		l.exchanges = MaxExchanges
+}
+
+func limitOr(n, most int) int {
+	if n <= 0 || n > most {
+		return most
 	}
-	if l.bindings == 0 {
-		l.bindings = MaxBindings
-	}
-	return l
+	return n
 }
 
 // topology is the exchanges, bindings and queue definitions of a broker, as an immutable
-// value: declare and remove return a new one that shares with the old what did not
-// change. So any number of goroutines may read and route while one makes the next; two
-// must not call declare or remove on the same value at a time. One change costs
-// time in the logarithm of what exists, and in the number of targets of the key or exchange it changes.
+// value: declare and remove return a new one that shares with the old what did not change.
+// So any number of goroutines may read and route while one makes the next; two must not
+// call declare or remove on the same value at a time. One change costs time in the
+// logarithm of what exists, and in the number of targets of the key or exchange it changes.
 //
 // Invariants, tested by check:
 //  1. Every binding leads from an existing exchange to an existing queue or exchange, and
@@ -205,9 +207,9 @@ func noExchange(name string) error { return fmt.Errorf("exchange %q: %w", name, 
 // declare makes all of ds hold or none: what is missing is created and what exists must be
 // the same. ds may be in any order, as exchanges and queues come before bindings. It
 // returns t itself if everything held already, and else the queues it created, in the order
-// of ds. The first thing that is refused decides the error: an *InvalidError, a *PreconditionError
-// with every field that differs, ErrNoExchange or ErrNotFound for an end of a binding that does
-// not exist, ErrTooMany over a limit.
+// of ds. The first thing that is refused decides the error: an *InvalidError, a
+// *PreconditionError with every field that differs, ErrNoExchange or ErrNotFound for an end
+// of a binding that does not exist, ErrTooMany over a limit.
 func (t *topology) declare(ds []Declaration) (next *topology, created []queueDef, err error) {
 	if err := validateDeclarations(ds); err != nil {
 		return t, nil, err
@@ -234,9 +236,10 @@ func (t *topology) declare(ds []Declaration) (next *topology, created []queueDef
 	return change.topology, change.created, nil
 }
 
-// remove makes none of ds exist. What is absent is no error, and t itself is the result if all of it is. With an
-// exchange go its bindings in both directions, with a queue those to it. Exchanges and queues are taken by
-// name, bindings by all their fields. It returns the queues removed, in the order of ds.
+// remove makes none of ds exist. What is absent is no error, and t itself is the result if
+// all of it is. With an exchange go its bindings in both directions, with a queue those to
+// it. Exchanges and queues are taken by name, bindings by all their fields. It returns the
+// queues removed, in the order of ds.
 func (t *topology) remove(ds []Declaration) (next *topology, removed []queueDef, err error) {
 	if err := validateRemovals(ds); err != nil {
 		return t, nil, err
@@ -255,11 +258,53 @@ func (t *topology) remove(ds []Declaration) (next *topology, removed []queueDef,
 	return change.topology, change.removed, nil
 }
 
+// missing reports the first of ds that does not hold, as declare would refuse it, or with ErrNotFound, for an
+// exchange ErrNoExchange. It only reads.
+func (t *topology) missing(ds []Declaration) error {
+	for _, d := range ds {
+		var err error
+		switch d := d.(type) {
+		case Exchange:
+			have, ok := t.exchangeNamed(d.Name)
+			if err = noExchange(d.Name); ok {
+				err = d.compare(have.Exchange)
+			}
+		case Queue:
+			have, ok := t.queue(d.Name)
+			if err = fmt.Errorf("queue %q: %w", d.Name, ErrNotFound); ok {
+				err = d.withDefaults().compare(have.Queue)
+			}
+		case Binding:
+			err = t.missingBinding(d)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *topology) missingBinding(d Binding) error {
+	ex, ok := t.exchangeNamed(d.Exchange)
+	if !ok {
+		return noExchange(d.Exchange)
+	}
+	if err := d.validateFor(ex.Kind); err != nil {
+		return err
+	}
+	b := newBinding(d, ex.Kind, 0)
+	if !ex.bindings.Has(b) {
+		return fmt.Errorf("binding of exchange %q to %q: %w", d.Exchange, b.targetName(), ErrNotFound)
+	}
+	return nil
+}
+
 // editor makes a topology out of another. It copies at the first real change, so that no
 // change gives the original back.
 type editor struct {
 	*topology
 	copied  bool
+	own     *exchange // the exchange that it copied last, for the next binding of the same
 	created []queueDef
 	removed []queueDef
 }
@@ -269,6 +314,15 @@ func (e *editor) write() *topology {
 		e.topology, e.copied = e.topology.clone(), true
 	}
 	return e.topology
+}
+
+// writeExchange returns an exchange to change in the place of ex, which is of this topology.
+func (e *editor) writeExchange(ex *exchange) *exchange {
+	if ex != e.own {
+		e.own = ex.clone()
+		e.write().putExchange(e.own)
+	}
+	return e.own
 }
 
 func (e *editor) addExchange(d Exchange) error {
@@ -323,9 +377,8 @@ func (e *editor) addBinding(d Binding) error {
 		return fmt.Errorf("binding of exchange %q to %q: the limit is %d bindings: %w",
 			d.Exchange, b.targetName(), e.limits.bindings, ErrTooMany)
 	}
-	t := e.write()
-	t.inbound.ReplaceOrInsert(b)
-	t.putExchange(ex.with(b))
+	e.write().inbound.ReplaceOrInsert(b)
+	e.writeExchange(ex).add(b)
 	return nil
 }
 
@@ -335,9 +388,8 @@ func (e *editor) removeExchange(name string) {
 		return
 	}
 	t := e.write()
-	t.removeInbound(&binding{Binding: Binding{Destination: name, Weight: -1}})
-	// Bindings of the exchange to itself went with those to it: read it again.
-	ex, _ = t.exchangeNamed(name)
+	e.removeInbound(&binding{Binding: Binding{Destination: name, Weight: -1}})
+	// Its bindings to itself are gone, from inbound and perhaps from a copy of ex.
 	ex.bindings.Ascend(func(b *binding) bool {
 		t.inbound.Delete(b)
 		return true
@@ -351,7 +403,7 @@ func (e *editor) removeQueue(name string) {
 		return
 	}
 	t := e.write()
-	t.removeInbound(&binding{Binding: Binding{Queue: name, Weight: -1}})
+	e.removeInbound(&binding{Binding: Binding{Queue: name, Weight: -1}})
 	t.queueNames.Delete(q)
 	t.queueIDs.Delete(numbered{id: q.value.id})
 	e.removed = append(e.removed, *q.value)
@@ -366,15 +418,14 @@ func (e *editor) removeBinding(d Binding) {
 	if !ok {
 		return
 	}
-	t := e.write()
-	t.inbound.Delete(b)
-	t.putExchange(ex.without(b))
+	e.write().inbound.Delete(b)
+	e.writeExchange(ex).remove(b)
 }
 
 // removeInbound removes all bindings to the target of first, which sorts before them.
-func (t *topology) removeInbound(first *binding) {
+func (e *editor) removeInbound(first *binding) {
 	var gone []*binding
-	t.inbound.AscendGreaterOrEqual(first, func(b *binding) bool {
+	e.write().inbound.AscendGreaterOrEqual(first, func(b *binding) bool {
 		if !b.sameTarget(first) {
 			return false
 		}
@@ -382,10 +433,10 @@ func (t *topology) removeInbound(first *binding) {
 		return true
 	})
 	for _, b := range gone {
-		ex, ok := t.exchangeNamed(b.Exchange)
+		ex, ok := e.exchangeNamed(b.Exchange)
 		invariant.Check(ok, "a binding of no exchange")
-		t.inbound.Delete(b)
-		t.putExchange(ex.without(b))
+		e.inbound.Delete(b)
+		e.writeExchange(ex).remove(b)
 	}
 }
 
@@ -431,8 +482,8 @@ func (t *topology) exchanges(yield func(Exchange) bool) {
 	t.exchangeNames.Ascend(func(ex named[*exchange]) bool { return ex.name == "" || yield(ex.value.Exchange) })
 }
 
-// bindings yields all bindings with their defaults applied, by exchange, target and key. The Headers are
-// the topology's own and must not be changed.
+// bindings yields all bindings with their defaults applied, by exchange, target and key.
+// The Headers are the topology's own and must not be changed.
 func (t *topology) bindings(yield func(Binding) bool) {
 	t.exchangeNames.Ascend(func(ex named[*exchange]) bool {
 		on := true
@@ -575,4 +626,14 @@ func (t *topology) within(limits topologyLimits) *topology {
 	next := *t
 	next.limits = limits.withDefaults()
 	return &next
+}
+
+// topologyOf is the topology of a shard that holds one queue.
+func topologyOf(def queueDef) *topology {
+	t := newTopology(topologyLimits{})
+	t.queueNames.Clear(false)
+	t.queueIDs.Clear(false)
+	t.putQueue(&def)
+	t.nextID = def.id + 1
+	return t
 }

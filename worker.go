@@ -20,7 +20,7 @@ type Handler func(ctx context.Context, d *Delivery) error
 type WorkOptions struct {
 	Concurrency int           // handlers at once; default 1, at most MaxPrefetch
 	Prefetch    int           // default twice Concurrency, at least Concurrency
-	Timeout     time.Duration // per delivery, then its ctx ends, at its deadline at the latest; default: then
+	Timeout     time.Duration // for a handler, then its ctx ends; default and most: until the delivery's deadline
 	Grace       time.Duration // for handlers still running at the end, then their ctx ends; default 10 s
 }
 
@@ -226,7 +226,9 @@ func (w *work) protected(ctx context.Context, d *Delivery) (err error) {
 
 // Codec turns values of T into bodies and back.
 type Codec[T any] interface {
+	// Encode returns the body for v, which the caller owns.
 	Encode(v T) ([]byte, error)
+	// Decode returns the value in body, which it does not keep.
 	Decode(body []byte) (T, error)
 }
 

@@ -61,7 +61,9 @@ func newApp() *app {
 
 // open opens the log and recovers the state. ops are what may be found, in order.
 func (a *app) open(dir string, o Options, ops []op) error {
+	a.mu.Lock()
 	a.ops = slices.Clone(ops)
+	a.mu.Unlock()
 	o.Commit = a.report
 	l, err := Open(dir, o)
 	if err != nil {
@@ -106,8 +108,10 @@ func (a *app) recover() error {
 	if int(a.last) > len(a.ops) {
 		return fmt.Errorf("recovered %d records, only %d were appended", a.last, len(a.ops))
 	}
+	a.mu.Lock()
 	a.ops = a.ops[:a.last]
 	a.reported, a.synced = a.last, a.last
+	a.mu.Unlock()
 	return a.check()
 }
 

@@ -39,7 +39,7 @@ func (l *Log) wakePreparer() {
 // clock: what fails for want of space is tried again when a segment is freed, or when
 // an Append is refused.
 func (l *Log) prepare() {
-	defer l.wg.Done()
+	defer l.prep.Done()
 	for {
 		select {
 		case <-l.quit:
@@ -56,6 +56,9 @@ func (l *Log) prepare() {
 	}
 }
 
+// keepFree is how many segments that nobody needs are kept for use, besides the spares.
+const keepFree = 4
+
 // prepareOne makes one spare if one is missing, and reports whether to look again.
 func (l *Log) prepareOne() bool {
 	l.mu.Lock()
@@ -64,13 +67,13 @@ func (l *Log) prepareOne() bool {
 		return false
 	}
 	if len(l.spares) >= l.opts.Spare {
-		surplus := l.free
-		l.free = nil
+		// Checkpoints free segments several at a time, and the log takes them one at a time: some wait for that
+		// here, or the preparer would remove files and fill new ones with zeros all the time.
+		keep := min(len(l.free), keepFree)
+		surplus := slices.Clone(l.free[keep:])
+		l.free = l.free[:keep:keep]
 		l.mu.Unlock()
-		if err := l.removeSegments(surplus); err != nil {
-			l.fail(err)
-			return false
-		}
+		l.removeSegments(surplus)
 		return l.prepareReserve()
 	}
 	l.number++
@@ -96,6 +99,8 @@ func (l *Log) prepareOne() bool {
 		l.full = nil
 		l.spares = append(l.spares, s)
 		return true
+	case isFull(err) && len(l.free) > 0: // freed meanwhile
+		return true
 	case isFull(err):
 		if l.full == nil {
 			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
@@ -115,7 +120,8 @@ func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
 		return l.createSegment(number, int64(l.opts.SegmentBytes), true)
 	}
 	if old.size != int64(l.opts.SegmentBytes) {
-		return nil, l.removeSegments([]*segment{old})
+		l.removeSegments([]*segment{old})
+		return nil, nil
 	}
 	err := l.fs.Rename(l.segmentName(old.number), l.segmentName(number))
 	if err == nil {
@@ -172,7 +178,7 @@ func (l *Log) hurry() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.spares) == 0
+	return len(l.spares) < 2
 }
 
 // prepareReserve makes the reserve file if it is missing and there is space. It
@@ -220,16 +226,39 @@ func (l *Log) writeFile(name string, fn func(File) error) error {
 	return err
 }
 
-// removeSegments removes files that nobody needs. If the names come back after a
-// power cut, Open frees them again.
-func (l *Log) removeSegments(list []*segment) error {
+// removeSegments removes files that nobody needs. What cannot be removed, or comes back
+// after a power cut, costs space only: the next Open frees it again.
+func (l *Log) removeSegments(list []*segment) {
 	for _, s := range list {
 		s.file.Close()
-		if err := l.fs.Remove(l.segmentName(s.number)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		l.remove(l.segmentName(s.number))
+	}
+}
+
+// remove removes a file that does not count any more.
+func (l *Log) remove(name string) {
+	if err := l.fs.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.opts.Logger.Warn("a file that is not needed cannot be removed", "file", name, "err", err)
+	}
+}
+
+// Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones; else 0.
+// Then a checkpoint is worth taking, however little has been written since the last.
+func (l *Log) Reclaimable() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.full == nil {
+		return 0
+	}
+	n := 0
+	l.segMu.RLock()
+	defer l.segMu.RUnlock()
+	for number, s := range l.segments {
+		if number < l.current.number && s.live.Load() == 0 {
+			n++
 		}
 	}
-	return nil
+	return n
 }
 
 // freeSegments makes the segments below m that had no reference there free. A
@@ -245,5 +274,8 @@ func (l *Log) freeSegments(m Mark) {
 		}
 	}
 	l.segMu.Unlock()
+	if len(l.free) > 0 {
+		l.full = nil // let appends wait for what the preparer finds now
+	}
 	l.wakePreparer()
 }

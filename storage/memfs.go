@@ -469,21 +469,36 @@ func (f *memFile) Sync() error {
 	return nil
 }
 
+// forget takes what is not synced in a file for synced, though it is not on disk: what
+// some kernels do to pages that could not be written.
+func (m *MemFS) forget(name string) error {
+	f, err := m.Open(name)
+	if err != nil {
+		return err
+	}
+	n := f.(*memFile).node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pending = nil
+	return nil
+}
+
 // CrashMode says what a power cut does to what was not synced.
 type CrashMode int
 
 const (
 	CrashLost   CrashMode = iota // all of it is lost
 	CrashKept                    // all of it is there, as after a killed process
-	CrashRandom                  // each sector of 512 bytes, size and name by itself
+	CrashRandom                  // each sector of 512 bytes, size and name as at some time since
 	CrashTorn                    // all is there but the last write to each file, of which a part is
+	CrashKilled                  // no power cut: the process died, and what was not synced still is not
 )
 
 // CrashModes are all of them.
-var CrashModes = []CrashMode{CrashLost, CrashKept, CrashRandom, CrashTorn}
+var CrashModes = []CrashMode{CrashLost, CrashKept, CrashRandom, CrashTorn, CrashKilled}
 
 func (c CrashMode) String() string {
-	return [...]string{"lost", "kept", "random", "torn"}[c]
+	return [...]string{"lost", "kept", "random", "torn", "killed"}[c]
 }
 
 // Crash returns the file system as it might be found after a power cut at this
@@ -499,6 +514,10 @@ func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
 	clones := map[*memNode]*memNode{}
 	for _, dir := range sortedKeys(m.dirs) {
 		d := m.dirs[dir]
+		if mode == CrashKilled {
+			out.dirs[dir] = d.clone(clones)
+			continue
+		}
 		names := map[string]*memNode{}
 		for n, node := range d.durable {
 			names[n] = node
@@ -520,7 +539,36 @@ func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
 		}
 		out.dirs[dir] = e
 	}
+	if mode == CrashKilled {
+		out.used.Store(m.used.Load())
+	}
 	return out
+}
+
+// clone copies d as it is. clones maps the nodes of d to those of the copy.
+func (d *memDir) clone(clones map[*memNode]*memNode) *memDir {
+	node := func(n *memNode) *memNode {
+		if n == nil {
+			return nil
+		}
+		if clones[n] == nil {
+			n.mu.RLock()
+			clones[n] = &memNode{now: n.now.clone(), durable: n.durable.clone(), pending: slices.Clone(n.pending)}
+			n.mu.RUnlock()
+		}
+		return clones[n]
+	}
+	e := &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+	for name, n := range d.names {
+		e.names[name] = node(n)
+	}
+	for name, n := range d.durable {
+		e.durable[name] = node(n)
+	}
+	for _, op := range d.pending {
+		e.pending = append(e.pending, nameOp{op.name, op.old, node(op.node)})
+	}
+	return e
 }
 
 func sortedKeys[V any](m map[string]V) []string {
@@ -532,10 +580,28 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
+// sectors cuts a write along the sectors of the file.
+func (op contentOp) sectors(fn func(sector int64, data []byte, offset int64)) {
+	for at := 0; at < len(op.data); {
+		offset := op.offset + int64(at)
+		k := min(sectorBytes-int(offset%sectorBytes), len(op.data)-at)
+		fn(offset/sectorBytes, op.data[at:at+k], offset)
+		at += k
+	}
+}
+
 func (n *memNode) crash(mode CrashMode, choose func(n int) int) *memNode {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
 	c := n.durable.clone()
+	// A sector on disk is as it was in memory at one time: with the first so many of the
+	// writes to it. The writes are counted first, then cut off at a number per sector.
+	writes, keep := map[int64]int{}, map[int64]int{}
+	if mode == CrashRandom {
+		for _, op := range n.pending {
+			op.sectors(func(sector int64, _ []byte, _ int64) { writes[sector]++ })
+		}
+	}
 	for i, op := range n.pending {
 		switch {
 		case mode == CrashLost:
@@ -546,14 +612,14 @@ func (n *memNode) crash(mode CrashMode, choose func(n int) int) *memNode {
 				c.resize(op.size)
 			}
 		case mode == CrashRandom:
-			for at := 0; at < len(op.data); {
-				// Sectors lie in the file, not in the write.
-				k := min(sectorBytes-int((op.offset+int64(at))%sectorBytes), len(op.data)-at)
-				if choose(2) == 0 {
-					c.writeAt(op.data[at:at+k], op.offset+int64(at))
+			op.sectors(func(sector int64, data []byte, offset int64) {
+				if _, ok := keep[sector]; !ok {
+					keep[sector] = choose(writes[sector] + 1)
 				}
-				at += k
-			}
+				if keep[sector]--; keep[sector] >= 0 {
+					c.writeAt(data, offset)
+				}
+			})
 		default:
 			c.apply(op)
 		}

@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"sync/atomic"
+
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // Records that something still refers to: read, kept, freed. And what is counted.
@@ -121,16 +123,18 @@ func (l *Log) Keep(pos Position, n int) {
 	s.live.Add(int64(n))
 }
 
-// Free takes one reference back.
+// Free takes one reference back. More of them than Keep gave is a bug, and panics: the
+// segment could be freed under somebody else's records.
 func (l *Log) Free(pos Position) {
-	if s := l.segment(pos.segment()); s != nil {
-		s.live.Add(-1)
+	if s := l.segment(pos.segment()); s == nil || s.live.Add(-1) < 0 {
+		invariant.Check(false, "free of record %x, which nobody keeps", uint64(pos))
 	}
 }
 
 // Stats is a view of a log, of one instant as far as that is cheap.
 type Stats struct {
 	Segments  int    // files with records
+	Dead      int    // of them, without references: the next checkpoint frees them
 	Spares    int    // files prepared for use
 	Bytes     int64  // size of these files
 	Live      int64  // references
@@ -142,7 +146,7 @@ type Stats struct {
 	Written   int64 // bytes of records
 	CacheHits int64 // reads from memory
 	DiskReads int64
-	Full      bool // no space for another segment
+	Full      bool // no space for another segment: write a checkpoint once any is Dead
 	Failed    bool
 }
 
@@ -160,6 +164,9 @@ func (l *Log) Stats() Stats {
 	for _, s := range l.segments {
 		st.Bytes += s.size
 		st.Live += s.live.Load()
+		if s.live.Load() == 0 && s != l.current {
+			st.Dead++
+		}
 	}
 	st.Segments = len(l.segments)
 	l.segMu.RUnlock()

@@ -20,7 +20,8 @@ import (
 //	        4. read the header of the newest checkpoint; remove older ones
 //	        5. sort the segment files: live, to be replayed, prepared, free
 //	Replay  6. sync what the last owner may have left unsynced
-//	        7. follow the segments from the checkpoint, by sequence, to the end
+//	        7. follow the segments from the checkpoint, by sequence, to the end, and
+//	           write the last records again
 //	        8. decide what the end is: untouched, a tear, or damage
 //	        9. seal a tear; go on in a new segment; start the goroutines
 //
@@ -70,16 +71,13 @@ func Open(dir string, opts Options) (*Log, error) {
 		opts.FS = OS
 	}
 	if opts.SegmentBytes == 0 {
-		opts.SegmentBytes = 32 << 20
+		opts.SegmentBytes = 16 << 20
 	}
 	opts.SegmentBytes = min(max(opts.SegmentBytes, 512), maxPayload) &^ (chunkAlign - 1)
 	if opts.CacheBytes == 0 {
 		opts.CacheBytes = 32 << 20
 	}
-	opts.Spare = max(opts.Spare, 0)
-	if opts.Spare == 0 {
-		opts.Spare = 2
-	}
+	opts.Spare = max(opts.Spare, 2)
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -256,11 +254,9 @@ func (l *Log) findCheckpoint(names []string) (live []uint32, err error) {
 				Wanted: fmt.Sprintf("sequence %d, as the name says", all[len(all)-1]+1)}
 		}
 		for _, seq := range all[:len(all)-1] {
-			if err := l.fs.Remove(l.checkpointName(seq)); err != nil {
-				return nil, err
-			}
+			l.remove(l.checkpointName(seq))
 		}
-		l.base, live = m.base, m.live
+		l.base, live, l.saved = m.base, m.live, m.base.next
 	}
 	l.reported = reported{l.base.next - 1, l.base.next, at(l.base.segment, l.base.offset)}
 	return live, nil
@@ -375,7 +371,8 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 	}
 	l.chain = nil
 	l.running = true
-	l.wg.Add(3)
+	l.wg.Add(2)
+	l.prep.Add(1)
 	go l.write()
 	go l.report()
 	go l.prepare()
@@ -471,8 +468,49 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 			continue
 		}
 		t := tail{segment: s, offset: offset + uint32(i), seq: seq, touched: i > 0 || offset > headerBytes}
+		if number == newest && s.header {
+			if err := l.rewrite(s, offset, buf[:i]); err != nil {
+				return tail{}, err
+			}
+		}
 		return l.judge(t, buf[i:], number < newest, end.kind == kindEnd, bad)
 	}
+}
+
+// rewrite writes the records at the end of the log, b, which was read from offset, once
+// more, as far as none of them says that they were durable, and syncs. It is for this:
+// 1. a sync fails, and the kernel marks the pages clean that it could not write; 2. the
+// log is closed as failed and opened again; 3. the records are read from memory, and
+// counted; 4. a sync returns success, having nothing to do; 5. the pages are dropped,
+// and the records are gone. What is overwritten has the same content, or did not count.
+func (l *Log) rewrite(s *segment, offset uint32, b []byte) error {
+	durable := s.first - 1
+	if offset > headerBytes {
+		durable = l.base.next - 1 // the checkpoint synced what is before it
+	}
+	for i := 0; i < len(b); {
+		r, _ := decodeRecord(b[i:], s.number, offset+uint32(i))
+		durable = max(durable, r.synced)
+		i += r.size
+	}
+	from := 0
+	for from < len(b) && sequenceOf(b[from:]) <= durable {
+		r, _ := decodeRecord(b[from:], s.number, offset+uint32(from))
+		from += r.size
+	}
+	b, start := b[from:], int64(offset)+int64(from)
+	if start == headerBytes { // nothing in it was durable, and so was the header not
+		b = append(make([]byte, headerBytes), b...)
+		putSegmentHeader(b, s.number, s.first)
+		start = 0
+	}
+	if len(b) == 0 {
+		return nil
+	}
+	if _, err := s.file.WriteAt(b, start); err != nil {
+		return err
+	}
+	return s.file.Sync()
 }
 
 func cmpErr(err, otherwise error) error {
@@ -563,8 +601,8 @@ func (l *Log) goOn(t tail) error {
 	for _, other := range spares {
 		if other.size == int64(l.opts.SegmentBytes) && len(l.spares) < l.opts.Spare {
 			l.spares = append(l.spares, other)
-		} else if err := l.removeSegments([]*segment{other}); err != nil {
-			return err
+		} else {
+			l.removeSegments([]*segment{other})
 		}
 	}
 	l.chain = nil
@@ -576,6 +614,21 @@ func (l *Log) goOn(t tail) error {
 			return err
 		}
 		s, first, hasHeader = next, next.first, false
+	}
+	// Without a spare, whether there is space has to be known before anything is let in:
+	// else each start on a full disk would use up a little more.
+	if len(l.spares) == 0 {
+		l.number++
+		spare, err := l.createSegment(l.number, int64(l.opts.SegmentBytes), false)
+		switch {
+		case err == nil:
+			l.spares = append(l.spares, spare)
+		case isFull(err):
+			l.full = fmt.Errorf("%w: %w", ErrDiskFull, err)
+			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
+		default:
+			return err
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -597,8 +650,7 @@ func (l *Log) goOn(t tail) error {
 func (l *Log) cut(t tail) (*segment, error) {
 	s := t.segment
 	size := max(s.size, int64(l.opts.SegmentBytes))
-	const block = 4096
-	if end := (int64(t.offset) + headerBytes + endBytes + block - 1) &^ (block - 1); s.size > end {
+	if end := int64(t.offset) + headerBytes + endBytes; s.size > end {
 		if err := s.file.Truncate(end); err != nil { // first, since it makes space
 			return nil, err
 		}

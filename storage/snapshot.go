@@ -84,8 +84,7 @@ func (l *Log) SinceCheckpoint() int64 { return l.logged.Load() - l.sinceBase.Loa
 
 // WriteCheckpoint makes what w writes durable as the state at m. Replay will start at
 // m from then on, and segments that m does not need are used again. It may run beside
-// all other methods; one at a time, others wait. On a full disk WriteTo may be called
-// a second time.
+// all other methods; one at a time, others wait.
 //
 // An error means that the checkpoint before it still counts: ErrDiskFull, ErrClosed,
 // the error of w, or a fault; ErrFailed if the log failed, which only a sync of the log
@@ -107,8 +106,8 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 
 	// 1. What the checkpoint builds on must not be lost: w refers to records that may be
 	// written and not synced. Earlier segments are synced (invariant 2).
-	if s := l.segment(m.base.segment); s == nil {
-		return errors.New("write checkpoint: the mark is older than a checkpoint")
+	if s := l.segment(m.base.segment); s == nil || m.base.next < l.saved {
+		return errors.New("write checkpoint: the mark is older than the last checkpoint")
 	} else if err := s.file.Sync(); err != nil {
 		return l.fail(err)
 	}
@@ -117,16 +116,9 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 	// rename, power cut, and the name points at nothing.
 	name := l.checkpointName(m.base.next - 1)
 	temp := name + tempSuffix
-	write := func() error {
-		return l.writeFile(temp, func(f File) error { return writeCheckpoint(f, m, w) })
-	}
-	err := write()
-	if err != nil && isFull(err) {
-		l.fs.Remove(temp)
-		if l.useReserve() {
-			err = write()
-			defer l.wakePreparer()
-		}
+	err := l.writeFile(temp, func(f File) error { return l.writeCheckpoint(f, m, w) })
+	if !l.reserve.Load() {
+		defer l.wakePreparer()
 	}
 	if err == nil {
 		err = l.fs.Rename(temp, name)
@@ -144,17 +136,15 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 
 	// 3. Only now may anything go that the checkpoint before it needs.
 	if l.checkpoint != "" && l.checkpoint != name {
-		if err := l.fs.Remove(l.checkpoint); err != nil {
-			return l.fail(err) // two checkpoints that both count must not pile up
-		}
+		l.remove(l.checkpoint) // the newest counts, whether this is there or not
 	}
-	l.checkpoint = name
+	l.checkpoint, l.saved = name, m.base.next
 	l.sinceBase.Store(m.logged)
 	l.freeSegments(m)
 	return nil
 }
 
-func writeCheckpoint(f File, m Mark, w io.WriterTo) error {
+func (l *Log) writeCheckpoint(f File, m Mark, w io.WriterTo) error {
 	le := binary.LittleEndian
 	b := append([]byte(checkpointMagic), make([]byte, checkpointHeader-8)...)
 	le.PutUint32(b[8:], formatVersion)
@@ -167,6 +157,7 @@ func writeCheckpoint(f File, m Mark, w io.WriterTo) error {
 	}
 	crc := crc32.Checksum(b, castagnoli)
 	b = le.AppendUint32(b, crc)
+	f = reserveFile{f, l}
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return err
 	}
@@ -178,6 +169,21 @@ func writeCheckpoint(f File, m Mark, w io.WriterTo) error {
 		bw.put() // the empty block
 	}
 	return bw.err
+}
+
+// reserveFile gives up the reserve when there is no space for a write, and writes
+// again: a temporary file, which nothing relies on.
+type reserveFile struct {
+	File
+	log *Log
+}
+
+func (f reserveFile) WriteAt(b []byte, offset int64) (int, error) {
+	n, err := f.File.WriteAt(b, offset)
+	if err != nil && isFull(err) && f.log.useReserve() {
+		n, err = f.File.WriteAt(b, offset)
+	}
+	return n, err
 }
 
 // blockWriter cuts what is written to it into blocks. Its first error stays.

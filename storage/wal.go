@@ -18,6 +18,14 @@ type Payload interface {
 	AppendTo(dst []byte) []byte
 }
 
+// Freer is a Payload that may say that it gives space back, such as the removal of what an earlier record brought. On a
+// full disk it still goes in, even if it asks for a sync.
+type Freer interface {
+	Payload
+	// Frees reports whether the record gives space back.
+	Frees() bool
+}
+
 // Committed is one record on its way out of the log, in log order.
 type Committed struct {
 	Stream   uint64
@@ -31,13 +39,14 @@ type Committed struct {
 type Options struct {
 	// FS is where the directory lives. Default: the operating system's.
 	FS FS
-	// SegmentBytes is the size of a segment file, at least 512. Default 32 MiB. It may
+	// SegmentBytes is the size of a segment file, at least 512. Default 16 MiB. It may
 	// change from one Open to the next.
 	SegmentBytes int
 	// CacheBytes is the memory for recent records, read back without the disk. Default
 	// 32 MiB; negative: as little as possible.
 	CacheBytes int
-	// Spare is the number of segments kept prepared for use, at least 1. Default 2.
+	// Spare is the number of segments kept prepared for use, at least 2, the default. The
+	// last one is the reserve for when the disk is full.
 	Spare int
 	// Logger is told what an operator should know. Default: nobody is.
 	Logger *slog.Logger
@@ -46,7 +55,7 @@ type Options struct {
 	// and Data are valid during the call. An error means that the batch could not be made
 	// durable and that its outcome is not known; it matches ErrFailed, and every later
 	// batch reports the same. Commit must call neither Append, which may wait for it, nor
-	// Close.
+	// Close. After Poke the batch may be empty.
 	Commit func(batch []Committed, err error)
 }
 
@@ -87,7 +96,8 @@ type Log struct {
 	done   chan *batch    // sent and closed by the writer, received by the committer
 	closed chan struct{}  // closed when Close is done
 	memory int            // size of a chunk
-	wg     sync.WaitGroup // the three goroutines
+	wg     sync.WaitGroup // writer and committer
+	prep   sync.WaitGroup // preparer
 
 	mu       sync.Mutex
 	work     sync.Cond // the writer waits: the open batch has records, or closing
@@ -95,6 +105,7 @@ type Log struct {
 	running  bool      // Replay has returned without an error
 	replayed bool      // Replay was called
 	closing  bool
+	poked    bool  // Commit is to be called, with whatever there is
 	failed   error // sticky; matches ErrFailed
 	full     error // why no spare could be prepared; matches ErrDiskFull; nil after one was
 	seq      uint64
@@ -122,6 +133,7 @@ type Log struct {
 
 	ckptMu     sync.Mutex
 	checkpoint string // name of the newest; empty if none
+	saved      uint64 // where replay from it starts
 	reserve    atomic.Bool
 	logged     atomic.Int64 // bytes of log replayed and reported so far
 	sinceBase  atomic.Int64 // logged at the last checkpoint
@@ -142,6 +154,7 @@ type batch struct {
 	end     Position // behind its last record
 	bytes   int
 	sync    bool
+	poked   bool // to be reported even if it is empty
 	err     error
 }
 
@@ -160,10 +173,12 @@ type piece struct {
 // ErrTooLarge. Append waits while 64 MiB are not reported yet, or until a segment is
 // ready, never for a sync of its own. Records of one goroutine keep their order.
 func (l *Log) Append(stream uint64, sync bool, p Payload) error {
+	f, ok := p.(Freer)
+	adds := sync && !(ok && f.Frees())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
-		if err := l.admitLocked(sync); err != nil {
+		if err := l.admitLocked(adds); err != nil {
 			return err
 		}
 		if l.pending < maxPending {
@@ -189,7 +204,7 @@ func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 		return fmt.Errorf("%w: payload of %d bytes", ErrTooLarge, len(body))
 	}
 	l.scratch = nil // the body is in it, and placeLocked may let others in
-	c, err := l.placeLocked(recordSize(len(body)), sync)
+	c, err := l.placeLocked(recordSize(len(body)), adds)
 	if err != nil {
 		return err
 	}
@@ -201,8 +216,8 @@ func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 	return nil
 }
 
-// admitLocked says whether a record may come in now.
-func (l *Log) admitLocked(sync bool) error {
+// admitLocked says whether a record may come in now. adds: it brings in something that is to last.
+func (l *Log) admitLocked(adds bool) error {
 	switch {
 	case l.closing:
 		return ErrClosed
@@ -210,7 +225,7 @@ func (l *Log) admitLocked(sync bool) error {
 		return l.failed
 	case !l.running:
 		return errOrder
-	case l.full != nil && sync && len(l.spares) <= 1:
+	case l.full != nil && adds && len(l.spares) <= 1:
 		l.wakePreparer() // no clock: each refusal asks again
 		return l.full
 	}
@@ -220,7 +235,7 @@ func (l *Log) admitLocked(sync bool) error {
 // placeLocked makes room for a record of size at the end of the log and returns the
 // chunk with the room: the present one, a new one, or the first of the next segment,
 // for which it may wait, and let others in meanwhile.
-func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
+func (l *Log) placeLocked(size int, adds bool) (*chunk, error) {
 	for {
 		if l.chunk.limit-l.chunk.used >= size {
 			return l.chunk, nil
@@ -231,7 +246,7 @@ func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
 			}
 			return l.newChunkLocked(size), nil
 		}
-		if len(l.spares) > 0 {
+		if n := len(l.spares); n > 1 || n == 1 && !adds { // the last one is the reserve
 			if err := l.rotateLocked(size); err != nil {
 				return nil, err
 			}
@@ -243,7 +258,7 @@ func (l *Log) placeLocked(size int, sync bool) (*chunk, error) {
 		}
 		l.wakePreparer()
 		l.room.Wait()
-		if err := l.admitLocked(sync); err != nil {
+		if err := l.admitLocked(adds); err != nil {
 			return nil, err
 		}
 	}
@@ -362,6 +377,17 @@ func (l *Log) fail(cause error) error {
 	return l.failed
 }
 
+// Poke has Commit called once more, with an empty batch if nothing is appended: for an owner that wants to
+// take a Mark. It returns at once.
+func (l *Log) Poke() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.running && !l.closing {
+		l.poked = true
+		l.work.Signal()
+	}
+}
+
 // write is the writer. It stops when the log is closing and the open batch is empty,
 // seals the log, and closes done; Close waits for it.
 func (l *Log) write() {
@@ -369,18 +395,19 @@ func (l *Log) write() {
 	defer close(l.done)
 	for {
 		l.mu.Lock()
-		for len(l.open.pieces) == 0 && !l.closing {
+		for len(l.open.pieces) == 0 && !l.closing && !l.poked {
 			l.work.Wait()
 		}
 		b, err, closing := l.open, l.failed, l.closing
-		if len(b.pieces) == 0 {
+		b.poked, l.poked = l.poked, false
+		if len(b.pieces) == 0 && !b.poked {
 			l.mu.Unlock()
 			l.seal(err)
 			return
 		}
 		l.open = l.newBatchLocked()
 		l.mu.Unlock()
-		if err == nil {
+		if err == nil && len(b.pieces) > 0 {
 			if err = l.flush(b, b.sync || closing); err != nil {
 				err = l.fail(err)
 			}
@@ -448,9 +475,23 @@ func (l *Log) seal(err error) {
 	if err != nil || l.records == 0 {
 		return
 	}
+	l.prep.Wait() // spares and number have no other user now
+	l.mu.Lock()
+	full := l.full
+	l.mu.Unlock()
+	if len(l.spares) == 0 && full == nil { // the preparer did not get that far
+		l.number++
+		spare, err := l.createSegment(l.number, int64(l.opts.SegmentBytes), false)
+		if err == nil {
+			l.spares = append(l.spares, spare)
+		} else if !isFull(err) {
+			l.fail(err)
+			return
+		}
+	}
 	l.mu.Lock()
 	var next *segment
-	var number uint32
+	var number uint32 // none: the end record is the last thing, and unproven
 	if len(l.spares) > 0 {
 		next, l.spares = l.spares[0], l.spares[1:]
 		number = next.number
@@ -489,7 +530,7 @@ func (l *Log) report() {
 			l.logged.Add(int64(b.bytes))
 			l.reported = reported{b.last, b.last + 1, b.end}
 		}
-		if l.opts.Commit != nil && len(b.records) > 0 {
+		if l.opts.Commit != nil && (len(b.records) > 0 || b.poked) {
 			l.opts.Commit(b.records, b.err)
 		}
 		l.mu.Lock()
@@ -526,6 +567,7 @@ func (l *Log) Close() error {
 	l.mu.Unlock()
 	close(l.quit)
 	if running {
+		l.prep.Wait()
 		l.wg.Wait()
 	}
 	l.ckptMu.Lock() // a checkpoint that is being written is waited for

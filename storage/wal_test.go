@@ -157,6 +157,7 @@ func TestOpenRefuses(t *testing.T) {
 	l, _ := open(t, dir, Options{SegmentBytes: testSegment})
 	_, err := Open(dir, Options{})
 	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, l.Append(1, true, raw("x")))
 	require.NoError(t, l.Close())
 	s, err := os.Stat(dir)
 	require.NoError(t, err)
@@ -277,6 +278,26 @@ func TestCheckpointStream(t *testing.T) {
 	}
 }
 
+// A late mark must not replace a newer checkpoint, whose segments may be free by now.
+func TestCheckpointOfOldMark(t *testing.T) {
+	a := newApp()
+	fs := &MemFS{}
+	require.NoError(t, a.open("d", crashOptions(fs), nil))
+	old := a.log.Mark()
+	require.NoError(t, a.append(op{size: 10, sync: true}))
+	require.NoError(t, a.wait())
+	m, state := a.log.Mark(), a.encode()
+	require.NoError(t, a.log.WriteCheckpoint(m, bytes.NewReader(state)))
+	require.ErrorContains(t, a.log.WriteCheckpoint(old, bytes.NewReader(nil)), "older")
+	require.NoError(t, a.log.WriteCheckpoint(m, bytes.NewReader(state)), "the same again")
+	require.NoError(t, a.log.Close())
+	ops, _, _ := a.view()
+	b := newApp()
+	require.NoError(t, b.open("d", crashOptions(fs), ops))
+	require.Equal(t, 1, int(b.last))
+	require.NoError(t, b.log.Close())
+}
+
 // Steady state: no allocation for a record, and segments are used again.
 func TestAppendDoesNotAllocate(t *testing.T) {
 	c := make(chan struct{}, 1)
@@ -294,4 +315,87 @@ func TestAppendDoesNotAllocate(t *testing.T) {
 	n := testing.AllocsPerRun(5000, func() { l.Append(1, false, p) })
 	require.Less(t, n, 0.5)
 	require.NoError(t, l.Close())
+}
+
+// BenchmarkAppend keeps 1000 records of 1 KiB in flight, all with sync.
+func BenchmarkAppend(b *testing.B) {
+	for _, sync := range []bool{true, false} {
+		for name, fs := range map[string]FS{"disk": OS, "memory": &MemFS{Volatile: true}} {
+			b.Run(fmt.Sprintf("%s/sync=%t", name, sync), func(b *testing.B) {
+				slots := make(chan struct{}, 1000)
+				l, _ := open(b, b.TempDir(), Options{FS: fs, Commit: func(batch []Committed, err error) {
+					if err != nil {
+						b.Error(err)
+					}
+					for _, r := range batch {
+						l := r.Owner.(*benchPayload).log
+						l.Keep(r.Pos, 1)
+						l.Free(r.Pos)
+						<-slots
+					}
+				}})
+				p := &benchPayload{make([]byte, 1024), l}
+				b.SetBytes(1024)
+				b.ReportAllocs()
+				b.ResetTimer()
+				for range b.N {
+					slots <- struct{}{}
+					if err := l.Append(1, sync, p); err != nil {
+						b.Fatal(err)
+					}
+				}
+				for range cap(slots) {
+					slots <- struct{}{}
+				}
+				b.StopTimer()
+				st := l.Stats()
+				b.ReportMetric(float64(st.Appends)/float64(max(st.Syncs, 1)), "records/sync")
+				if err := l.Close(); err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+type benchPayload struct {
+	body []byte
+	log  *Log
+}
+
+func (p *benchPayload) AppendTo(dst []byte) []byte { return append(dst, p.body...) }
+
+// BenchmarkLatency is one record at a time, from Append to Commit.
+func BenchmarkLatency(b *testing.B) {
+	done := make(chan struct{})
+	l, _ := open(b, b.TempDir(), Options{Commit: func([]Committed, error) { done <- struct{}{} }})
+	p := raw(make([]byte, 1024))
+	b.ResetTimer()
+	for range b.N {
+		if err := l.Append(1, true, p); err != nil {
+			b.Fatal(err)
+		}
+		<-done
+	}
+	b.StopTimer()
+	if err := l.Close(); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkOpen is the first Open of a directory, to the first record reported.
+func BenchmarkOpen(b *testing.B) {
+	dir := b.TempDir()
+	for i := range b.N {
+		done := make(chan struct{})
+		l, _ := open(b, filepath.Join(dir, fmt.Sprint(i)), Options{Commit: func([]Committed, error) { close(done) }})
+		if err := l.Append(1, true, raw("x")); err != nil {
+			b.Fatal(err)
+		}
+		<-done
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+		os.RemoveAll(filepath.Join(dir, fmt.Sprint(i)))
+	}
 }

@@ -1,0 +1,348 @@
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/boursemq/bourse"
+)
+
+// Config is the size of everything. The zero value of each field is its default.
+type Config struct {
+	Dir      string        // of the log and of the floor's file; must exist
+	Payload  int           // bytes of a body; default 1,024
+	InFlight int           // publishes that one publisher has not confirmed; default 1,000
+	Prefetch int           // of a consumer; default 1,000
+	Ahead    int           // messages of one queue that are published and not acked, at most; default 10,000
+	Rate     int           // messages per second of W5; default 1,000
+	Duration time.Duration // of one run of one side; default 2 seconds
+	Messages int           // of one run of one side, instead of Duration
+}
+
+func (c Config) withDefaults() Config {
+	for _, d := range []struct {
+		field *int
+		value int
+	}{{&c.Payload, 1024}, {&c.InFlight, 1000}, {&c.Prefetch, 1000}, {&c.Ahead, 10_000}, {&c.Rate, 1000}} {
+		if *d.field == 0 {
+			*d.field = d.value
+		}
+	}
+	if c.Duration == 0 {
+		c.Duration = 2 * time.Second
+	}
+	return c
+}
+
+// String is one line for the top of a table.
+func (c Config) String() string {
+	return fmt.Sprintf("bodies of %d bytes, durable (synced before the confirm), prefetch %d, %d in flight per publisher, "+
+		"at most %d published and not acked per queue", c.Payload, c.Prefetch, c.InFlight, c.Ahead)
+}
+
+// wideQueues is the number of queues of W3, each with a publisher and a consumer.
+const wideQueues = 8
+
+// Scenario is one way to use a queue.
+type Scenario struct {
+	Name    string // W1 to W5, and the style
+	Title   string
+	Latency bool // it measures time, not throughput
+	// Both return the number of messages, and for latencies the time of each.
+	floor, broker func(*Bench, limit) (int, []time.Duration, error)
+}
+
+// Scenarios returns all of them, in the order of a table.
+func Scenarios() []Scenario {
+	return []Scenario{
+		{"W1/PublishAsync", "publish and confirm, 1 goroutine", false, (*Bench).floorPublish, (*Bench).publishAsync},
+		{"W1/PublishBatch", "the same in batches", false, (*Bench).floorPublish, (*Bench).publishBatch},
+		{"W1/Publish", "the same, one goroutine for each in flight", false, (*Bench).floorPublish, (*Bench).publishSync},
+		{"W2/Next", "publish, consume and ack, 1 queue", false, floorCycle(1), brokerCycle(1, consumeNext)},
+		{"W2/NextBatch", "the same, NextBatch and AckUpTo", false, floorCycle(1), brokerCycle(1, consumeBatch)},
+		{"W3/Next", "publish, consume and ack, 8 queues", false, floorCycle(wideQueues),
+			brokerCycle(wideQueues, consumeNext)},
+		{"W3/NextBatch", "the same, NextBatch and AckUpTo", false, floorCycle(wideQueues),
+			brokerCycle(wideQueues, consumeBatch)},
+		{"W4", "publish to confirm, one at a time", true, (*Bench).floorAlone, (*Bench).brokerAlone},
+		{"W5", "publish to delivery, paced", true, (*Bench).floorPaced, (*Bench).brokerPaced},
+	}
+}
+
+// Bench is a floor and a broker on one disk.
+type Bench struct {
+	cfg     Config
+	ctx     context.Context // of all calls: a run has no other end than its limit or an error
+	cancel  context.CancelFunc
+	broker  *bourse.Broker
+	floor   *floor
+	body    []byte // random, so that nothing can be saved by compressing it
+	message bourse.Message
+	epoch   time.Time
+}
+
+// Open makes a floor and a broker in cfg.Dir and brings both to their stride.
+func Open(cfg Config) (*Bench, error) {
+	b := &Bench{cfg: cfg.withDefaults(), epoch: time.Now()}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.body = make([]byte, b.cfg.Payload)
+	if _, err := rand.Read(b.body); err != nil {
+		return nil, err
+	}
+	b.message = bourse.Message{RoutingKey: wideName(0), Body: b.body}
+	var err error
+	if b.broker, err = bourse.NewBroker(b.ctx, bourse.Options{Dir: filepath.Join(b.cfg.Dir, "broker")}); err != nil {
+		return nil, err
+	}
+	var declarations []bourse.Declaration
+	for i := range wideQueues {
+		declarations = append(declarations, bourse.Queue{Name: wideName(i)})
+	}
+	if err = b.broker.Declare(b.ctx, declarations...); err == nil {
+		var sizes recordSizes
+		if sizes, err = b.calibrate(); err == nil {
+			b.floor, err = openFloor(b.cfg.Dir, sizes)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, b.broker.Close())
+	}
+	return b, b.warm()
+}
+
+// Close closes both; the directory is the caller's to remove.
+func (b *Bench) Close() error {
+	err := b.broker.Close()
+	b.cancel()
+	return errors.Join(err, b.floor.close(), os.Remove(b.floor.file.Name()))
+}
+
+// Sizes says what the floor writes for a publish and an ack, as the broker did when it was asked to.
+func (b *Bench) Sizes() string {
+	return fmt.Sprintf("%d bytes of log for a publish, %d for an ack", b.floor.sizes.publish, b.floor.sizes.ack)
+}
+
+func wideName(i int) string { return "w" + strconv.Itoa(i) }
+
+// calibrate measures what the broker writes for a publish and for an ack.
+func (b *Bench) calibrate() (recordSizes, error) {
+	const n = 1000
+	start := b.broker.Stats().Storage.Written
+	if _, _, err := b.publishBatch(limit{messages: n}); err != nil {
+		return recordSizes{}, err
+	}
+	published := b.broker.Stats().Storage.Written
+	s, err := b.broker.Subscribe(b.ctx, wideName(0), bourse.SubscribeOptions{Prefetch: b.cfg.Prefetch})
+	if err != nil {
+		return recordSizes{}, err
+	}
+	for i := range n {
+		d, err := s.Next(b.ctx)
+		if err != nil {
+			return recordSizes{}, err
+		}
+		if i < n-1 {
+			err = d.Ack()
+		} else {
+			err = d.AckSync(b.ctx)
+		}
+		if err != nil {
+			return recordSizes{}, err
+		}
+	}
+	acked := b.broker.Stats().Storage.Written
+	return recordSizes{
+		publish: max(int(published-start)/n, floorHeader+b.cfg.Payload), ack: max(int(acked-published)/n, floorHeader),
+	}, s.Close()
+}
+
+// warm runs full cycles until the log has come round to files that were written before.
+func (b *Bench) warm() error {
+	_, _, err := brokerCycle(1, consumeBatch)(b, limit{messages: max(1, 128<<20/b.floor.sizes.publish)})
+	return err
+}
+
+// Run measures one side of a scenario, after leaving the disk a moment of rest.
+func (b *Bench) Run(s Scenario, onFloor bool) (Sample, error) {
+	side := s.broker
+	if onFloor {
+		side = s.floor
+	}
+	time.Sleep(50 * time.Millisecond)
+	return measure(func() (int, []time.Duration, error) {
+		return side(b, limit{messages: b.cfg.Messages, until: time.Now().Add(b.cfg.Duration)})
+	})
+}
+
+// Reset empties the queues, for which a scenario that only publishes has no consumer.
+func (b *Bench) Reset() error {
+	for i := range wideQueues {
+		if _, err := b.broker.Purge(b.ctx, wideName(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Round is a run of both sides, one after the other.
+type Round struct{ Floor, Broker Sample }
+
+// Ratio is the broker's rate, or the median of its latencies, as a multiple of the floor's.
+func (r Round) Ratio() float64 {
+	if r.Floor.P50 > 0 {
+		return float64(r.Broker.P50) / float64(r.Floor.P50)
+	}
+	return r.Broker.Rate() / r.Floor.Rate()
+}
+
+// Round runs both sides of a scenario.
+func (b *Bench) Round(s Scenario) (r Round, err error) {
+	if r.Floor, err = b.Run(s, true); err != nil {
+		return r, fmt.Errorf("%s on the floor: %w", s.Name, err)
+	}
+	if r.Broker, err = b.Run(s, false); err == nil {
+		err = b.Reset()
+	}
+	if err != nil {
+		return r, fmt.Errorf("%s: %w", s.Name, err)
+	}
+	return r, nil
+}
+
+// The floor's side.
+
+func (b *Bench) floorPublish(l limit) (int, []time.Duration, error) {
+	p := b.floor.publisher()
+	n := 0
+	for ; !l.soon(n); n++ {
+		p.publish(nil, b.body)
+		p.wait(b.cfg.InFlight - 1)
+	}
+	p.wait(0)
+	return n, nil, nil
+}
+
+func floorCycle(queues int) func(*Bench, limit) (int, []time.Duration, error) {
+	return func(b *Bench, l limit) (int, []time.Duration, error) {
+		return inParallel(queues, func(int) (int, error) {
+			q, p, w := b.floor.queue(), b.floor.publisher(), newWindow(b.cfg.Ahead)
+			done := make(chan struct{})
+			received := 0
+			go func() { // ends when q is closed, below
+				defer close(done)
+				var got []floorMessage
+				for {
+					if got = q.take(got); len(got) == 0 {
+						return
+					}
+					for _, m := range got {
+						received += len(m.receive())
+						q.ack()
+						w.ack(1)
+					}
+				}
+			}()
+			n := 0
+			for l := l.share(queues); !l.soon(n); n++ {
+				p.publish(q, b.body)
+				p.wait(b.cfg.InFlight - 1)
+				w.publish()
+			}
+			p.wait(0)
+			w.wait(0)
+			q.close()
+			<-done
+			if received != n*b.cfg.Payload {
+				return n, fmt.Errorf("the floor delivered %d bytes of %d messages", received, n)
+			}
+			return n, nil
+		})
+	}
+}
+
+func (b *Bench) floorAlone(l limit) (int, []time.Duration, error) {
+	p := b.floor.publisher()
+	took := make([]time.Duration, 0, 1<<16)
+	for !l.reached(len(took)) {
+		start := time.Now()
+		p.publish(nil, b.body)
+		p.wait(0)
+		took = append(took, time.Since(start))
+	}
+	return len(took), took, nil
+}
+
+func (b *Bench) floorPaced(l limit) (int, []time.Duration, error) {
+	q, p := b.floor.queue(), b.floor.publisher()
+	var took []time.Duration
+	done := make(chan struct{})
+	go func() { // ends when q is closed, below
+		defer close(done)
+		var got []floorMessage
+		for {
+			if got = q.take(got); len(got) == 0 {
+				return
+			}
+			for _, m := range got {
+				took = append(took, b.age(m.receive()))
+				q.ack()
+			}
+		}
+	}()
+	n := b.paced(l, func(body []byte) error {
+		p.publish(q, body)
+		return nil
+	})
+	p.wait(0)
+	q.close()
+	<-done
+	return n, took, nil
+}
+
+// paced calls publish Rate times per second with bodies that carry the time of the call; what is late is published at
+// once, so that the rate holds. It stops at an error.
+func (b *Bench) paced(l limit, publish func(body []byte) error) int {
+	pause := time.Second / time.Duration(b.cfg.Rate)
+	n := 0
+	for next := time.Now(); !l.reached(n); n++ {
+		if early := time.Until(next); early > 0 {
+			time.Sleep(early)
+		}
+		next = next.Add(pause)
+		body := make([]byte, b.cfg.Payload)
+		copy(body, b.body)
+		binary.LittleEndian.PutUint64(body, uint64(time.Since(b.epoch)))
+		if publish(body) != nil {
+			break
+		}
+	}
+	return n
+}
+
+// age is how long ago a paced body was published.
+func (b *Bench) age(body []byte) time.Duration {
+	return time.Since(b.epoch) - time.Duration(binary.LittleEndian.Uint64(body))
+}
+
+// inParallel runs part n times at once and adds up what they did.
+func inParallel(n int, part func(i int) (int, error)) (int, []time.Duration, error) {
+	counts, errs := make([]int, n), make([]error, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { counts[i], errs[i] = part(i) })
+	}
+	all.Wait()
+	total := 0
+	for _, c := range counts {
+		total += c
+	}
+	return total, nil, errors.Join(errs...)
+}

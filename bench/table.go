@@ -1,0 +1,59 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+)
+
+// Header prints what the figures of a table mean nothing without.
+func (b *Bench) Header(w io.Writer, m Machine) {
+	fmt.Fprintf(w, "%v.\n%s.\n%v.\n\n", b.cfg, b.Sizes(), m)
+}
+
+// Throughput are the scenarios that count messages, and the floor they had.
+const throughputHead = `| scenario | floor, msgs/s | bourse, msgs/s | ratio | allocs/msg | bytes/msg | CPU us/msg | floor's CPU |
+|---|---:|---:|---:|---:|---:|---:|---:|
+`
+
+const latencyHead = `| scenario | floor p50 / p99, ms | bourse p50 / p99, ms | p50 ratio | CPU us/msg | floor's CPU |
+|---|---:|---:|---:|---:|---:|
+`
+
+// Result is what the rounds of a scenario gave.
+type Result struct {
+	Scenario Scenario
+	Rounds   []Round
+}
+
+// Ratio is the median of the ratios of the rounds.
+func (r Result) Ratio() float64 { return median(r.Rounds, Round.Ratio) }
+
+func (r Result) floor(f func(Sample) float64) float64 {
+	return median(r.Rounds, func(r Round) float64 { return f(r.Floor) })
+}
+
+func (r Result) broker(f func(Sample) float64) float64 {
+	return median(r.Rounds, func(r Round) float64 { return f(r.Broker) })
+}
+
+// WriteTables prints the medians of all rounds in Markdown, throughput and latency apart.
+func WriteTables(w io.Writer, results []Result) {
+	fmt.Fprint(w, throughputHead)
+	for _, r := range results {
+		if !r.Scenario.Latency {
+			fmt.Fprintf(w, "| %s: %s | %.0f | %.0f | %.2f | %.2f | %.0f | %.2f | %.2f |\n", r.Scenario.Name, r.Scenario.Title,
+				r.floor(Sample.Rate), r.broker(Sample.Rate), r.Ratio(), r.broker(Sample.AllocsPerMessage),
+				r.broker(Sample.BytesPerMessage), r.broker(Sample.MicrosPerMessage), r.floor(Sample.MicrosPerMessage))
+		}
+	}
+	fmt.Fprint(w, "\n", latencyHead)
+	p50 := func(s Sample) float64 { return milliseconds(s.P50) }
+	p99 := func(s Sample) float64 { return milliseconds(s.P99) }
+	for _, r := range results {
+		if r.Scenario.Latency {
+			fmt.Fprintf(w, "| %s: %s | %.3f / %.2f | %.3f / %.2f | %.2f | %.1f | %.1f |\n", r.Scenario.Name, r.Scenario.Title,
+				r.floor(p50), r.floor(p99), r.broker(p50), r.broker(p99), r.Ratio(),
+				r.broker(Sample.MicrosPerMessage), r.floor(Sample.MicrosPerMessage))
+		}
+	}
+}

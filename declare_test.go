@@ -1,0 +1,193 @@
+package bourse
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/boursemq/bourse/internal/wire"
+	"github.com/stretchr/testify/require"
+)
+
+// Goal: every limit of a declaration is checked and names its field, defaults are as
+// documented, and what is encoded comes back. Method: tables and a fuzzed decoder.
+
+func TestDeclarationsRefused(t *testing.T) {
+	long := strings.Repeat("n", MaxNameBytes)
+	q := func(change func(*Queue)) Queue {
+		d := Queue{Name: "q"}
+		change(&d)
+		return d
+	}
+	rows := []struct {
+		d     Declaration
+		field string // empty: accepted
+	}{
+		{Queue{Name: long}, ""},
+		{Queue{Name: "größe 1/../x"}, ""},
+		{Queue{Name: long + "n"}, "Queue.Name"},
+		{Queue{}, "Queue.Name"},
+		{Queue{Name: "a\x00"}, "Queue.Name"},
+		{Queue{Name: "a\u0085"}, "Queue.Name"},
+		{Queue{Name: "a\x7f"}, "Queue.Name"},
+		{Queue{Name: "\xff"}, "Queue.Name"},
+		{Queue{Name: "bourse."}, "Queue.Name"},
+		{Queue{Name: ParkingQueue}, "Queue.Name"},
+		{Queue{Name: "bourse"}, ""},
+		{q(func(d *Queue) { d.Priorities = -1 }), "Queue.Priorities"},
+		{q(func(d *Queue) { d.Priorities = 256 }), ""},
+		{q(func(d *Queue) { d.Priorities = 257 }), "Queue.Priorities"},
+		{q(func(d *Queue) { d.MaxRetries = NoRetry }), ""},
+		{q(func(d *Queue) { d.MaxRetries = NoRetry - 1 }), "Queue.MaxRetries"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: time.Second} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: time.Second, Max: time.Second} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: -1} }), "Queue.Retry.Min"},
+		{q(func(d *Queue) { d.Retry = Backoff{Max: -1} }), "Queue.Retry.Max"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 2, Max: 1} }), "Queue.Retry.Min"},
+		{q(func(d *Queue) { d.Retry = Backoff{Max: 1} }), "Queue.Retry.Max"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: MaxDelay} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: MaxDelay + 1} }), "Queue.Retry.Max"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: MaxDelay + 1} }), "Queue.Retry.Min"},
+		{q(func(d *Queue) { d.AckDeadline = MaxAckDeadline }), ""},
+		{q(func(d *Queue) { d.AckDeadline = MaxAckDeadline + 1 }), "Queue.AckDeadline"},
+		{q(func(d *Queue) { d.AckDeadline = -1 }), "Queue.AckDeadline"},
+		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Exchange: "x", RoutingKey: "k"} }), ""},
+		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Discard: true} }), ""},
+		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Discard: true, Exchange: "x"} }), "Queue.DeadLetter.Discard"},
+		{q(func(d *Queue) { d.DeadLetter = DeadLetter{RoutingKey: "k"} }), "Queue.DeadLetter.RoutingKey"},
+		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Exchange: "x", RoutingKey: long + "n"} }), "Queue.DeadLetter.RoutingKey"},
+		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Exchange: "x\n"} }), "Queue.DeadLetter.Exchange"},
+		{Exchange{Name: "e", Alternate: "f"}, ""},
+		{Exchange{}, "Exchange.Name"},
+		{Exchange{Name: "bourse.e"}, "Exchange.Name"},
+		{Exchange{Name: "e", Kind: ConsistentHash + 1}, "Exchange.Kind"},
+		{Exchange{Name: "e", Alternate: long + "n"}, "Exchange.Alternate"},
+		{Binding{Exchange: "e", Queue: "q", Key: long}, ""},
+		{Binding{Exchange: "e", Destination: "e"}, ""},
+		{Binding{Queue: "q"}, "Binding.Exchange"},
+		{Binding{Exchange: "bourse.e", Queue: "q"}, "Binding.Exchange"},
+		{Binding{Exchange: "e"}, "Binding.Queue"},
+		{Binding{Exchange: "e", Queue: "q", Destination: "e"}, "Binding.Destination"},
+		{Binding{Exchange: "e", Queue: ParkingQueue}, "Binding.Queue"},
+		{Binding{Exchange: "e", Destination: "bourse.e"}, "Binding.Destination"},
+		{Binding{Exchange: "e", Queue: "q", Key: long + "n"}, "Binding.Key"},
+		{Binding{Exchange: "e", Queue: "q", Key: "a\tb"}, "Binding.Key"},
+		{Binding{Exchange: "e", Queue: "q", Headers: map[string]any{"a": 1}}, "Binding.Headers"}, // e is direct
+		{Binding{Exchange: "e", Queue: "q", Weight: 1}, "Binding.Weight"},
+		{Binding{Exchange: "h", Queue: "q", Headers: map[string]any{"a": nil}}, ""},
+		{Binding{Exchange: "h", Queue: "q", Headers: map[string]any{"a": []int{}}}, "Binding.Headers"},
+		{Binding{Exchange: "h", Queue: "q", Headers: map[string]any{"x-match": "none"}}, "Binding.Headers"},
+		{Binding{Exchange: "h", Queue: "q", Weight: -1}, "Binding.Weight"},
+		{Binding{Exchange: "c", Queue: "q", Weight: MaxWeight}, ""},
+		{Binding{Exchange: "c", Queue: "q", Weight: -5}, ""},
+		{Binding{Exchange: "c", Queue: "q", Weight: MaxWeight + 1}, "Binding.Weight"},
+		{nil, "Declaration"},
+		{&Queue{Name: "q"}, "Declaration"},
+		{(*Exchange)(nil), "Declaration"},
+	}
+	base := declared(t, Exchange{Name: "e", Alternate: "f"}, Exchange{Name: "h", Kind: HeadersMatch},
+		Exchange{Name: "c", Kind: ConsistentHash})
+	for _, row := range rows {
+		ds := []Declaration{row.d}
+		if _, ok := row.d.(Binding); ok {
+			ds = append(ds, Queue{Name: "q"})
+		}
+		next, created, err := base.declare(ds)
+		if row.field == "" {
+			require.NoError(t, err, "%+v", row.d)
+			continue
+		}
+		require.ErrorIs(t, err, ErrInvalid, "%+v", row.d)
+		var invalid *InvalidError
+		require.ErrorAs(t, err, &invalid)
+		require.Equal(t, row.field, invalid.Field, "%+v: %v", row.d, err)
+		require.NotEmpty(t, invalid.Reason)
+		require.Same(t, base, next)
+		require.Empty(t, created)
+	}
+}
+
+func TestQueueDefaults(t *testing.T) {
+	require.Equal(t, Queue{Name: "q", Priorities: 1, MaxRetries: DefaultRetries, AckDeadline: DefaultDeadline},
+		Queue{Name: "q"}.withDefaults())
+	require.Equal(t, Backoff{Min: 5, Max: 5}, Queue{Retry: Backoff{Min: 5}}.withDefaults().Retry)
+	full := Queue{Name: "q", Priorities: 3, MaxRetries: NoLimit, Retry: Backoff{Min: 1, Max: 2}, AckDeadline: 7}
+	require.Equal(t, full, full.withDefaults())
+}
+
+func TestDeclarationsRoundTrip(t *testing.T) {
+	at := time.Unix(1, 2).UTC()
+	ds := []Declaration{
+		Exchange{Name: "e", Kind: Topic, Alternate: "f"}, Exchange{},
+		Queue{Name: "q", Priorities: 10, MaxRetries: NoRetry, Retry: Backoff{Min: 1, Max: MaxDelay}, AckDeadline: time.Hour,
+			DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}},
+		Queue{DeadLetter: DeadLetter{Discard: true}},
+		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
+		Binding{Exchange: "e", Destination: "f", Headers: map[string]any{"a": int64(1), "b": nil, "x-match": "any", "t": at}},
+	}
+	b := appendDeclarations([]byte("before"), ds)[len("before"):]
+	r := wire.NewReader(b)
+	require.Equal(t, ds, decodeDeclarations(&r))
+	require.NoError(t, r.Done())
+	for cut := range b {
+		r := wire.NewReader(b[:cut])
+		require.Nil(t, decodeDeclarations(&r))
+		require.Error(t, r.Err())
+	}
+	r = wire.NewReader(appendDeclarations(nil, nil))
+	require.Empty(t, decodeDeclarations(&r))
+	require.NoError(t, r.Done())
+	require.Panics(t, func() { appendDeclarations(nil, []Declaration{nil}) })
+}
+
+func FuzzDeclarations(f *testing.F) {
+	f.Add(appendDeclarations(nil, []Declaration{Exchange{Name: "e", Kind: Topic}, Queue{Name: "q"},
+		Binding{Exchange: "e", Queue: "q", Key: "a.#"}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := wire.NewReader(b)
+		ds := decodeDeclarations(&r)
+		if r.Err() != nil {
+			require.Nil(t, ds)
+			return
+		}
+		if top, _, err := newTopology(topologyLimits{}).declare(ds); err == nil {
+			checkTopology(t, top)
+		}
+	})
+}
+
+func TestPreconditionNamesEveryField(t *testing.T) {
+	top := declared(t, Queue{Name: "q", Priorities: 2}, Exchange{Name: "e", Kind: Topic, Alternate: "f"})
+	_, _, err := top.declare([]Declaration{Queue{Name: "q", MaxRetries: NoLimit, Retry: Backoff{Min: time.Second},
+		AckDeadline: time.Minute, DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}}})
+	require.ErrorIs(t, err, ErrPrecondition)
+	var pre *PreconditionError
+	require.True(t, errors.As(err, &pre))
+	require.Equal(t, &PreconditionError{Object: `queue "q"`, Fields: []FieldDiff{
+		{"Priorities", "2", "1"}, {"MaxRetries", "20", "NoLimit"}, {"Retry.Min", "0s", "1s"}, {"Retry.Max", "0s", "1s"},
+		{"AckDeadline", "30m0s", "1m0s"}, {"DeadLetter.Exchange", `""`, `"x"`}, {"DeadLetter.RoutingKey", `""`, `"k"`},
+	}}, pre)
+	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, DeadLetter: DeadLetter{Discard: true}}})
+	require.EqualError(t, err, `queue "q" exists with other settings: DeadLetter.Discard is false, declared true`)
+	_, _, err = top.declare([]Declaration{Exchange{Name: "e"}})
+	require.EqualError(t, err, `exchange "e" exists with other settings: Kind is topic, declared direct, Alternate is "f", declared ""`)
+}
+
+func TestDeclarationsMalformed(t *testing.T) {
+	good := appendDeclarations(nil, []Declaration{Queue{Name: "q"}})
+	head := good[:5] // version, count, kind, name
+	rows := map[string][]byte{
+		"another version":        append([]byte{2}, good[1:]...),
+		"an unknown kind":        {1, 1, 4, 0, 0},
+		"a count past the end":   {1, 200, 1, kindExchange, 0, 0, 0},
+		"priorities of 33 bits":  append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
+		"headers do not decode":  {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
+		"discard is not a truth": append(append([]byte{}, good[:len(good)-1]...), 2),
+	}
+	for name, b := range rows {
+		r := wire.NewReader(append(b, make([]byte, 16)...))
+		require.Nil(t, decodeDeclarations(&r), name)
+		require.ErrorIs(t, r.Err(), wire.ErrMalformed, name)
+	}
+}

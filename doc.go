@@ -1,0 +1,71 @@
+// Package bourse is a message broker to build into a program: the queues, exchanges,
+// acknowledgements and dead letters of RabbitMQ as a library. One process gets a durable job
+// queue from a directory, without a server.
+//
+//	b, err := bourse.NewBroker(ctx, bourse.Options{Dir: "data"})
+//	err = b.Declare(ctx, bourse.Queue{Name: "mail", Priorities: 10, MaxRetries: 5})
+//	err = b.Publish(ctx, bourse.Message{RoutingKey: "mail", Body: body})
+//	err = b.Work(ctx, "mail", send, bourse.WorkOptions{Concurrency: 8})
+//
+// # Concepts
+//
+// A publisher sends a [Message] to an [Exchange], which finds queues for it by its bindings.
+// Each [Queue] holds the message on its own: ready, until it is lent to a consumer as a
+// [Delivery]; unacked, until the consumer gives its verdict; and gone, once acked. A loan that goes
+// wrong (Nack, a missed deadline, a lost process) puts the message back to its old
+// place, counted as a failure; one failure more than Queue.MaxRetries, or a Reject, is its death, and
+// it moves to a dead-letter exchange with its history, or to [ParkingQueue].
+//
+// # What is promised
+//
+// Publish returns nil only when the message is on stable storage (fsync has returned) in every queue
+// that it was routed to. It is then delivered until it is acked, dies, or is purged or deleted with its
+// queue: at least once. A second delivery has a cause, and shows it in Deliveries and
+// Failures; consumers must bear it, with the help of Message.ID, which never changes. A
+// message is with one consumer at a time. Within a queue and priority, messages that were never handed
+// out come in the order in which their publishes were confirmed.
+//
+// A consumer sees a message only after it is durable, and its loan is in the log before the
+// handler runs: a job that kills the process is counted, and is dead after MaxRetries+1
+// deliveries. An Ack is in the log with the next commit; a crash before that brings the
+// message back, which [Delivery.AckSync] excludes.
+//
+// Not promised: exactly-once effects outside the broker, an order over several queues or consumers, and
+// that a message whose publish failed with ErrUnknownOutcome is not there.
+//
+// # Errors
+//
+// Refusals change nothing and match a sentinel ([ErrUnroutable], [ErrNotFound], ...); those with
+// data are a [*InvalidError], [*PreconditionError] or [*BatchError]. [ErrUnknownOutcome] says that it
+// cannot be told: retry with the same Message.ID. After [ErrStorage] from a failed write or sync, the
+// broker accepts nothing more, since what the disk holds is no longer known: close it, and open it again. With
+// [ErrDiskFull] acks and deliveries go on, and publishing does once there is space.
+//
+// # Time
+//
+// Everything that waits uses Options.Clock. The system clock is read once at the start and followed by the
+// monotonic clock, so a step of the wall clock moves no deadline.
+//
+// # From AMQP 0-9-1
+//
+//	exchange.declare, queue.declare, *.bind    Broker.Declare
+//	*.declare, passive                         Broker.Check
+//	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
+//	queue.purge                                Broker.Purge
+//	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch
+//	basic.return                               ErrUnroutable, with Message.Mandatory
+//	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch
+//	basic.deliver                              Subscription.Next, NextBatch, All
+//	basic.get                                  Broker.Get
+//	basic.ack                                  Delivery.Ack, AckSync
+//	basic.ack, multiple                        Subscription.AckUpTo
+//	basic.nack, basic.reject, requeue          Delivery.Nack (counted), Delivery.Release (not counted)
+//	basic.nack, basic.reject, no requeue       Delivery.Reject
+//	basic.cancel                               Subscription.Close
+//
+// Where it differs from RabbitMQ with quorum queues, on purpose: Nack counts as a failure, since the consumer says
+// that it was one; a returned message goes to its old place in its level, not behind other returns; a missed
+// deadline takes back that delivery alone; a message that died by rejection or retries is never dropped
+// without being told to; a dead-letter cycle parks the message instead of dropping it; what a closed subscription
+// held goes back without a count; and a missing priority is 0.
+package bourse

@@ -1,0 +1,592 @@
+package bourse
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Goal: a second opinion on the machine, written from the rules of SEMANTICS 2, 3, 7, 8 and 10
+// rather than from the code. Method: one slice of messages per queue, one of consumers, linear search
+// everywhere, nothing that is kept up to date if it can be counted. What a plainMachine says
+// must happen outside is a report, which the tests compare with the effects of a machine.
+
+type plainMachine struct {
+	now     instant
+	session uint32
+	nextID  queueID
+	queues  []*plainQueue // by id
+}
+
+type plainQueue struct {
+	id        queueID
+	def       Queue // with defaults
+	now       instant
+	nextSeq   uint64
+	turn      uint64
+	messages  []*plainMessage // those that are not gone, by seq
+	consumers []*plainConsumer
+	count     counters // bytes aside
+}
+
+type plainState int
+
+const (
+	plainReady plainState = iota
+	plainLent
+	plainDelayed
+	plainDying
+)
+
+type plainMessage struct {
+	seq        uint64
+	ref        Ref
+	size       uint32
+	level      int
+	arrived    instant
+	deliveries uint32
+	failures   uint32
+	state      plainState
+
+	at       instant // delayed: until when; lent: the deadline; dying: since when
+	holder   *plainConsumer
+	tag      uint64
+	slot     slotID // learnt from the machine: where it keeps the loan is its own affair
+	extended bool
+	reason   string
+	note     string
+}
+
+type plainConsumer struct {
+	id       consumerID
+	prefetch int
+	pull     bool
+	lastTag  uint64
+	turn     uint64
+}
+
+// report is what a command makes happen outside, by kind.
+type report struct {
+	delivered []plainLoan
+	withdrawn []plainTag
+	gone      []plainTag // tag 0: consumers of a queue that is gone
+	forward   []plainDeath
+	freed     []Ref
+	topology  bool
+}
+
+type plainTag struct {
+	queue    queueID
+	consumer consumerID
+	tag      uint64
+}
+
+type plainLoan struct {
+	plainTag
+	seq                  uint64
+	ref                  Ref
+	size                 uint32
+	deliveries, failures uint32
+	deadline, arrived    instant
+}
+
+type plainDeath struct {
+	queue  queueID
+	seq    uint64
+	ref    Ref
+	size   uint32
+	reason string
+	note   string
+	at     instant
+}
+
+func newPlainMachine() *plainMachine {
+	p := &plainMachine{nextID: parkingID + 1}
+	parking := &plainQueue{id: parkingID, nextSeq: 1}
+	parking.def = Queue{Name: ParkingQueue, Priorities: 1, MaxRetries: NoLimit, AckDeadline: 30 * time.Minute}
+	p.queues = append(p.queues, parking)
+	return p
+}
+
+func (p *plainMachine) queue(id queueID) *plainQueue {
+	for _, q := range p.queues {
+		if q.id == id {
+			q.now = p.now
+			return q
+		}
+	}
+	return nil
+}
+
+func (p *plainMachine) named(name string) *plainQueue {
+	for _, q := range p.queues {
+		if q.def.Name == name {
+			return q
+		}
+	}
+	return nil
+}
+
+// pass lets the proposer's clock show at; it may lag behind what an earlier one showed.
+func (p *plainMachine) pass(at instant) {
+	if at > p.now {
+		p.now = at
+	}
+}
+
+func (q *plainQueue) consumer(id consumerID) *plainConsumer {
+	for _, c := range q.consumers {
+		if c.id == id {
+			return c
+		}
+	}
+	return nil
+}
+
+// loan is what the consumer knows by tag, or nil.
+func (q *plainQueue) loan(id consumerID, tag uint64) *plainMessage {
+	for _, m := range q.messages {
+		if m.state == plainLent && m.holder.id == id && m.tag == tag {
+			return m
+		}
+	}
+	return nil
+}
+
+func (q *plainQueue) message(seq uint64) *plainMessage {
+	for _, m := range q.messages {
+		if m.seq == seq {
+			return m
+		}
+	}
+	return nil
+}
+
+// loans are what c holds, by tag.
+func (q *plainQueue) loans(c *plainConsumer) []*plainMessage {
+	var held []*plainMessage
+	for _, m := range q.messages {
+		if m.state == plainLent && m.holder == c {
+			held = append(held, m)
+		}
+	}
+	slices.SortFunc(held, func(a, b *plainMessage) int { return cmp.Compare(a.tag, b.tag) })
+	return held
+}
+
+func (q *plainQueue) outstanding(c *plainConsumer) int {
+	n := 0
+	for _, m := range q.messages {
+		if m.state == plainLent && m.holder == c {
+			n++
+		}
+	}
+	return n
+}
+
+func (q *plainQueue) in(state plainState) int {
+	n := 0
+	for _, m := range q.messages {
+		if m.state == state {
+			n++
+		}
+	}
+	return n
+}
+
+// next is the message to serve: the highest level, in it the lowest seq.
+func (q *plainQueue) next() *plainMessage {
+	var best *plainMessage
+	for _, m := range q.messages {
+		if m.state == plainReady && (best == nil || m.level > best.level) {
+			best = m
+		}
+	}
+	return best
+}
+
+// eligible is the consumer to serve: of those with room the one with least on loan, then the
+// one served longest ago, then the one that came first.
+func (q *plainQueue) eligible() *plainConsumer {
+	var best *plainConsumer
+	load := 0
+	for _, c := range q.consumers {
+		n := q.outstanding(c)
+		if n >= c.prefetch {
+			continue
+		}
+		if best == nil || n < load || n == load && (c.turn < best.turn || c.turn == best.turn && c.id < best.id) {
+			best, load = c, n
+		}
+	}
+	return best
+}
+
+func (q *plainQueue) enqueue(ref Ref, size uint32, priority uint8) {
+	m := &plainMessage{seq: q.nextSeq, ref: ref, size: size, arrived: q.now, level: int(priority)}
+	if m.level > q.def.Priorities-1 {
+		m.level = q.def.Priorities - 1
+	}
+	q.nextSeq++
+	q.count.Enqueued++
+	q.messages = append(q.messages, m)
+}
+
+func (q *plainQueue) lend(m *plainMessage, c *plainConsumer) plainLoan {
+	c.lastTag++
+	q.turn++
+	c.turn = q.turn
+	m.state, m.holder, m.tag, m.at = plainLent, c, c.lastTag, q.now+instant(q.def.AckDeadline)
+	m.extended = false
+	m.deliveries++
+	q.count.Delivered++
+	return plainLoan{
+		plainTag: plainTag{q.id, c.id, m.tag}, seq: m.seq, ref: m.ref, size: m.size,
+		deliveries: m.deliveries, failures: m.failures, deadline: m.at, arrived: m.arrived,
+	}
+}
+
+// settle lets what is due happen and hands out what can be.
+func (q *plainQueue) settled(r *report) {
+	q.due(r)
+	for {
+		m, c := q.next(), q.eligible()
+		if m == nil || c == nil {
+			return
+		}
+		r.delivered = append(r.delivered, q.lend(m, c))
+	}
+}
+
+// due takes back loans past their deadline, each as a failure, and ends delays.
+func (q *plainQueue) due(r *report) {
+	var late []*plainMessage
+	for _, m := range q.messages {
+		if m.state == plainLent && m.at <= q.now {
+			late = append(late, m)
+		}
+	}
+	slices.SortStableFunc(late, func(a, b *plainMessage) int { return cmp.Compare(a.at, b.at) })
+	for _, m := range late {
+		r.withdrawn = append(r.withdrawn, plainTag{q.id, m.holder.id, m.tag})
+		q.count.TimedOut++
+		q.fail(m, q.pause(m.failures+1), "no verdict before the deadline", r)
+	}
+	for _, m := range q.messages {
+		if m.state == plainDelayed && m.at <= q.now {
+			m.state = plainReady
+		}
+	}
+}
+
+// pause is the retry policy: Min, doubled with each failure after the first, at most Max.
+func (q *plainQueue) pause(failures uint32) time.Duration {
+	d := q.def.Retry.Min
+	for ; failures > 1; failures-- {
+		if d > q.def.Retry.Max/2 {
+			return q.def.Retry.Max
+		}
+		d *= 2
+	}
+	return d
+}
+
+func (q *plainQueue) fail(m *plainMessage, pause time.Duration, note string, r *report) {
+	m.failures++
+	q.count.Failed++
+	dead := false
+	switch q.def.MaxRetries {
+	case NoLimit:
+	case NoRetry:
+		dead = true
+	default:
+		dead = int(m.failures) > q.def.MaxRetries
+	}
+	if dead {
+		q.die(m, ReasonDeliveryLimit, note, r)
+		return
+	}
+	q.rest(m, pause)
+}
+
+func (q *plainQueue) rest(m *plainMessage, pause time.Duration) {
+	m.holder = nil
+	if pause <= 0 {
+		m.state = plainReady
+		return
+	}
+	m.state, m.at = plainDelayed, q.now+instant(pause)
+}
+
+func (q *plainQueue) die(m *plainMessage, reason, note string, r *report) {
+	q.count.Dead++
+	m.holder = nil
+	if q.def.DeadLetter.Discard {
+		q.count.Discarded++
+		q.remove(m, r)
+		return
+	}
+	m.state, m.reason, m.note, m.at = plainDying, reason, note, q.now
+	r.forward = append(r.forward, q.death(m))
+}
+
+func (q *plainQueue) death(m *plainMessage) plainDeath {
+	return plainDeath{queue: q.id, seq: m.seq, ref: m.ref, size: m.size, reason: m.reason, note: m.note, at: m.at}
+}
+
+func (q *plainQueue) remove(m *plainMessage, r *report) {
+	i := slices.Index(q.messages, m)
+	q.messages = slices.Delete(q.messages, i, i+1)
+	r.freed = append(r.freed, m.ref)
+}
+
+func (p *plainMachine) enqueue(ref Ref, size uint32, priority uint8, targets []queueID, r *report) (uint64, int) {
+	kept := 0
+	for _, id := range targets {
+		if q := p.queue(id); q != nil {
+			q.enqueue(ref, size, priority)
+			q.settled(r)
+			kept++
+		}
+	}
+	if kept == 0 {
+		return answerGone, 0
+	}
+	return answerOK, kept
+}
+
+func (p *plainMachine) move(ref Ref, size uint32, priority uint8, source queueID, seq uint64, targets []queueID, r *report) (uint64, int) {
+	from := p.queue(source)
+	if from == nil {
+		return answerStale, 0
+	}
+	dead := from.message(seq)
+	if dead == nil || dead.state != plainDying {
+		return answerStale, 0
+	}
+	code, kept := p.enqueue(ref, size, priority, targets, r)
+	if kept > 0 {
+		from.count.Moved++
+		from.remove(dead, r)
+	}
+	return code, kept
+}
+
+func (p *plainMachine) forwarded(source queueID, seq uint64, r *report) {
+	if q := p.queue(source); q != nil {
+		if m := q.message(seq); m != nil && m.state == plainDying {
+			q.count.Moved++
+			q.remove(m, r)
+		}
+	}
+}
+
+func (p *plainMachine) attach(c attach, r *report) uint64 {
+	q := p.queue(c.queue)
+	if q == nil {
+		return answerGone
+	}
+	if c.consumer.session() != p.session {
+		return answerStale
+	}
+	have := q.consumer(c.consumer)
+	if have == nil && len(q.consumers) >= 1000 {
+		return answerTooMany
+	}
+	if have == nil {
+		have = &plainConsumer{id: c.consumer, pull: c.prefetch == 0}
+		q.consumers = append(q.consumers, have)
+	}
+	have.prefetch = int(c.prefetch)
+	q.settled(r)
+	return answerOK
+}
+
+// leave takes back what c holds, as failures or not, and forgets c.
+func (q *plainQueue) leave(c *plainConsumer, failed bool, r *report) {
+	for _, m := range q.loans(c) {
+		if failed {
+			q.fail(m, 0, "", r)
+		} else {
+			q.count.Released++
+			q.rest(m, 0)
+		}
+	}
+	q.consumers = slices.DeleteFunc(q.consumers, func(o *plainConsumer) bool { return o == c })
+}
+
+func (p *plainMachine) detach(c detach, r *report) {
+	q := p.queue(c.queue)
+	if q == nil {
+		return
+	}
+	if have := q.consumer(c.consumer); have != nil {
+		q.leave(have, c.failed, r)
+	}
+	q.settled(r)
+}
+
+func (p *plainMachine) open(lost bool, r *report) uint64 {
+	p.session++
+	for _, q := range p.queues {
+		q.now = p.now
+		for len(q.consumers) > 0 {
+			q.leave(q.consumers[0], lost, r)
+		}
+		q.settled(r)
+	}
+	return answerNumber + uint64(p.session)
+}
+
+func (p *plainMachine) settle(c settle, r *report) uint64 {
+	q := p.queue(c.queue)
+	if q == nil {
+		return answerGone
+	}
+	code := answerOK
+	m := q.loan(c.consumer, c.tag)
+	switch {
+	case m == nil || m.slot != c.slot:
+		code = answerStale
+	case c.verdict == verdictAck:
+		q.count.Acked++
+		q.remove(m, r)
+	case c.verdict == verdictNack:
+		pause := c.pause
+		if pause < 0 {
+			pause = q.pause(m.failures + 1)
+		}
+		q.fail(m, pause, c.note, r)
+	case c.verdict == verdictReject:
+		m.failures++
+		q.count.Failed++
+		q.die(m, ReasonRejected, c.note, r)
+	case c.verdict == verdictRelease:
+		q.count.Released++
+		q.rest(m, c.pause)
+	case c.verdict == verdictExtend:
+		m.at, m.extended = q.now+instant(min(c.pause, MaxAckDeadline)), true
+	}
+	q.settled(r)
+	return code
+}
+
+func (p *plainMachine) ackUpTo(c ackUpTo, r *report) uint64 {
+	q := p.queue(c.queue)
+	if q == nil {
+		return answerGone
+	}
+	n := uint64(0)
+	if have := q.consumer(c.consumer); have != nil {
+		for _, m := range q.loans(have) {
+			if m.tag <= c.tag {
+				q.count.Acked++
+				q.remove(m, r)
+				n++
+			}
+		}
+	}
+	q.settled(r)
+	return answerNumber + n
+}
+
+// take returns the loan, if the answer is OK.
+func (p *plainMachine) take(c take, r *report) (uint64, plainLoan) {
+	q := p.queue(c.queue)
+	if q == nil {
+		return answerGone, plainLoan{}
+	}
+	q.due(r)
+	have := q.consumer(c.consumer)
+	m := q.next()
+	code, lent := answerOK, plainLoan{}
+	switch {
+	case have == nil:
+		code = answerStale
+	case m == nil:
+		code = answerEmpty
+	default:
+		lent = q.lend(m, have)
+	}
+	q.settled(r)
+	return code, lent
+}
+
+func (p *plainMachine) tick(r *report) {
+	for _, q := range p.queues {
+		q.now = p.now
+		q.settled(r)
+	}
+}
+
+func (p *plainMachine) purge(id queueID, r *report) uint64 {
+	q := p.queue(id)
+	if q == nil {
+		return answerGone
+	}
+	n := uint64(0)
+	for _, m := range slices.Clone(q.messages) {
+		if m.state == plainReady || m.state == plainDelayed {
+			q.count.Purged++
+			q.remove(m, r)
+			n++
+		}
+	}
+	q.settled(r)
+	return answerNumber + n
+}
+
+// declare returns the error that it must match, nil if it is accepted. def has its defaults.
+func (p *plainMachine) declare(def Queue, r *report) error {
+	if have := p.named(def.Name); have != nil {
+		if have.def != def {
+			return ErrPrecondition
+		}
+		return nil
+	}
+	p.queues = append(p.queues, &plainQueue{id: p.nextID, def: def, nextSeq: 1})
+	p.nextID++
+	r.topology = true
+	return nil
+}
+
+func (p *plainMachine) delete(name string, only removeOnly, r *report) error {
+	q := p.named(name)
+	if q == nil {
+		return nil
+	}
+	pushed := 0
+	for _, c := range q.consumers {
+		if !c.pull {
+			pushed++
+		}
+	}
+	if only&onlyUnused != 0 && pushed > 0 {
+		return ErrInUse
+	}
+	if only&onlyEmpty != 0 && len(q.messages) > 0 {
+		return ErrNotEmpty
+	}
+	for _, m := range q.messages {
+		r.freed = append(r.freed, m.ref)
+	}
+	for _, c := range q.consumers {
+		r.gone = append(r.gone, plainTag{q.id, c.id, 0})
+	}
+	p.queues = slices.DeleteFunc(p.queues, func(o *plainQueue) bool { return o == q })
+	r.topology = true
+	return nil
+}
+
+// due is when something happens by itself, 0 for never.
+func (p *plainMachine) due() instant {
+	at := instant(0)
+	for _, q := range p.queues {
+		for _, m := range q.messages {
+			if (m.state == plainLent || m.state == plainDelayed) && (at == 0 || m.at < at) {
+				at = m.at
+			}
+		}
+	}
+	return at
+}

@@ -1,0 +1,434 @@
+package bourse
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/boursemq/bourse/internal/wire"
+)
+
+// Goal: walks of TestMachineModel (machine_model_test.go) that go everywhere. Method: commands are drawn with what
+// the model knows, so that most of them count, and a few miss in each way they can: loans settled before, queues
+// and consumers that are gone, clocks that lag.
+
+// step proposes one random command.
+func (w *walker) step() {
+	w.pass()
+	most := 30
+	if w.deep {
+		most = 700
+	}
+	switch k := w.rng.IntN(200); {
+	case k < 66:
+		if q := w.queue(); q == nil || len(q.messages) < most {
+			w.enqueue()
+		} else {
+			w.settle()
+		}
+	case k < 126:
+		w.settle()
+	case k < 138:
+		w.attach()
+	case k < 146:
+		w.detach()
+	case k < 154:
+		w.take()
+	case k < 160:
+		w.ackUpTo()
+	case k < 178:
+		w.tick()
+	case k < 180:
+		w.purge()
+	case k < 192:
+		w.move()
+	case k < 194:
+		w.forwarded()
+	case k < 197:
+		w.declare()
+	case k < 199:
+		w.remove()
+	default:
+		w.open(w.one(2))
+	}
+}
+
+// pass moves the clock, usually a little, sometimes to when something is due or just beside it.
+func (w *walker) pass() {
+	switch k := w.rng.IntN(100); {
+	case k < 75:
+		w.clock += instant(w.rng.IntN(3)) * instant(10*time.Millisecond)
+	case k < 85:
+		if due := w.p.due(); due > w.clock && !w.deep {
+			w.clock = max(w.clock, due+instant(w.rng.IntN(3)-1))
+		}
+	case k < 90:
+		w.clock += instant(w.rng.IntN(4000)) * instant(time.Millisecond)
+	}
+}
+
+// at is what the proposer's clock shows; now and then it is another node's, which lags.
+func (w *walker) at() instant {
+	if w.one(30) {
+		return w.clock - instant(w.rng.IntN(2000))*instant(time.Millisecond)
+	}
+	return w.clock
+}
+
+// queue is any queue; the parking queue less often, since it only fills.
+func (w *walker) queue() *plainQueue {
+	if len(w.p.queues) == 1 || w.one(10) {
+		return w.p.queues[0]
+	}
+	return w.p.queues[1+w.rng.IntN(len(w.p.queues)-1)]
+}
+
+// queueID is that of any queue, now and then one that is gone or never was.
+func (w *walker) queueID() queueID {
+	switch {
+	case len(w.gone) > 0 && w.one(40):
+		return w.gone[w.rng.IntN(len(w.gone))]
+	case w.one(300):
+		return queueID(w.rng.IntN(100))
+	}
+	return w.queue().id
+}
+
+// consumer is one of q, now and then one that is not there.
+func (w *walker) consumer(q *plainQueue) consumerID {
+	if q == nil || len(q.consumers) == 0 || w.one(25) {
+		return consumerID(w.p.session)<<32 | consumerID(1+w.rng.IntN(int(w.ids)+2))
+	}
+	return q.consumers[w.rng.IntN(len(q.consumers))].id
+}
+
+func (w *walker) targets() []queueID {
+	ids := []queueID{w.queueID()}
+	for w.one(4) {
+		if id := w.queueID(); !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (w *walker) enqueue() {
+	targets, priority, at := w.targets(), w.priority(), w.at()
+	cmd := appendTargets(appendHeader(nil, cmdEnqueue, at), targets)
+	cmd = w.message(cmd, priority)
+	res := w.propose(at, cmd)
+	code, kept := w.p.enqueue(w.ref, uint32(len(cmd)), priority, targets, &w.want)
+	w.same("kept", res.kept, kept)
+	w.agree(res.answer.Code, code)
+}
+
+func (w *walker) priority() uint8 {
+	if w.one(2) {
+		return 0
+	}
+	return uint8(w.rng.IntN([]int{2, 4, 12, 256}[w.rng.IntN(4)]))
+}
+
+func (w *walker) message(dst []byte, priority uint8) []byte {
+	return appendMessage(dst, &Message{Priority: priority, Body: make([]byte, w.rng.IntN(20))}, messageID{}, nil)
+}
+
+// loan is a verdict on a loan of any queue, or one that cannot count.
+func (w *walker) loan() settle {
+	var c settle
+	q := w.queue()
+	var lent []*plainMessage
+	for _, m := range q.messages {
+		if m.state == plainLent {
+			lent = append(lent, m)
+		}
+	}
+	switch {
+	case len(w.past) > 0 && w.one(25):
+		c = w.past[w.rng.IntN(len(w.past))]
+	case len(lent) > 0:
+		m := lent[w.rng.IntN(len(lent))]
+		if w.one(2) {
+			m = lent[0]
+		}
+		c = settle{queue: q.id, consumer: m.holder.id, tag: m.tag, slot: m.slot}
+	default:
+		c = settle{queue: w.queueID(), consumer: w.consumer(q), tag: uint64(w.rng.IntN(4)), slot: slotID(w.rng.IntN(4))}
+	}
+	switch w.rng.IntN(150) {
+	case 0:
+		c.tag += uint64(w.rng.IntN(3)) - 1
+	case 1:
+		c.slot = slotID(w.rng.IntN(10))
+	case 2:
+		c.consumer = w.consumer(q)
+	case 3:
+		c.queue = w.queueID()
+	}
+	return c
+}
+
+func (w *walker) settle() {
+	c := w.loan()
+	c.verdict = []verdict{
+		verdictAck, verdictAck, verdictAck, verdictNack, verdictNack, verdictReject, verdictRelease, verdictExtend,
+	}[w.rng.IntN(8)]
+	if c.verdict != verdictAck {
+		c.pause = time.Duration(w.rng.IntN(6)-1) * 700 * time.Millisecond
+		c.note = []string{"", "broken pipe", "no"}[w.rng.IntN(3)]
+	} else {
+		c.pause, c.note = 0, ""
+	}
+	at := w.at()
+	res := w.propose(at, c.appendTo(nil, at))
+	code := w.p.settle(c, &w.want)
+	if code == answerStale {
+		w.count.stale++
+	}
+	if c.pause > 0 && c.verdict != verdictExtend {
+		w.count.delays++
+	}
+	w.past = append(w.past, c)
+	if len(w.past) > 200 {
+		w.past = w.past[100:]
+	}
+	w.agree(res.answer.Code, code)
+}
+
+func (w *walker) ackUpTo() {
+	q := w.queue()
+	c := ackUpTo{queue: q.id, consumer: w.consumer(q)}
+	if have := q.consumer(c.consumer); have != nil {
+		c.tag = uint64(w.rng.IntN(int(have.lastTag) + 2))
+	}
+	if w.one(20) {
+		c.queue = w.queueID()
+	}
+	at := w.at()
+	res := w.propose(at, c.appendTo(nil, at))
+	w.agree(res.answer.Code, w.p.ackUpTo(c, &w.want))
+}
+
+func (w *walker) attach() {
+	q := w.queue()
+	c := attach{queue: w.queueID(), prefetch: int32([]int{0, 1, 1, 2, 3, 5, 20, MaxPrefetch}[w.rng.IntN(8)])}
+	switch {
+	case len(q.consumers) > 0 && w.one(3) || len(q.consumers) > 5: // another prefetch
+		c.queue, c.consumer = q.id, w.consumer(q)
+	case w.one(20): // of an earlier session
+		c.consumer = consumerID(w.p.session-1)<<32 | 1
+	default:
+		w.ids++
+		c.consumer = consumerID(w.p.session)<<32 | consumerID(w.ids)
+	}
+	at := w.at()
+	res := w.propose(at, c.appendTo(nil, at))
+	w.agree(res.answer.Code, w.p.attach(c, &w.want))
+}
+
+func (w *walker) detach() {
+	q := w.queue()
+	c := detach{queue: q.id, consumer: w.consumer(q), failed: w.one(2)}
+	if w.one(30) {
+		c.queue = w.queueID()
+	}
+	at := w.at()
+	res := w.propose(at, c.appendTo(nil, at))
+	w.p.detach(c, &w.want)
+	w.agree(res.answer.Code, answerOK)
+}
+
+func (w *walker) take() {
+	q := w.queue()
+	c := take{queue: q.id, consumer: w.consumer(q)}
+	if w.one(30) {
+		c.queue = w.queueID()
+	}
+	at := w.at()
+	res := w.propose(at, c.appendTo(nil, at))
+	code, lent := w.p.take(c, &w.want)
+	w.same("answer", res.answer.Code, code)
+	if code == answerOK {
+		w.count.takes++
+		e, err := decodeLoanEffect(res.answer.Data)
+		if err != nil {
+			w.t.Fatalf("the loan in an answer does not decode: %v", err)
+		}
+		w.same("taken", loanOf(&e), lent)
+		w.learn(&e)
+	}
+	w.agree(res.answer.Code, code)
+}
+
+// tick is proposed by the shell when the wake rings, or by anybody before.
+func (w *walker) tick() {
+	at := w.at()
+	if w.armed != 0 && w.one(2) {
+		at = max(at, w.armed)
+		w.clock = max(w.clock, at)
+	}
+	if w.armed <= at {
+		w.armed = 0
+	}
+	res := w.propose(at, appendTick(nil, at))
+	w.p.tick(&w.want)
+	w.agree(res.answer.Code, answerOK)
+}
+
+func (w *walker) purge() {
+	id, at := w.queueID(), w.at()
+	res := w.propose(at, appendPurge(nil, at, id))
+	w.agree(res.answer.Code, w.p.purge(id, &w.want))
+}
+
+// dying is a message that waits to be moved, or any number.
+func (w *walker) dying() (queueID, uint64) {
+	q := w.queue()
+	for _, other := range w.p.queues {
+		if other.in(plainDying) > 0 && !w.one(3) {
+			q = other
+		}
+	}
+	for _, m := range q.messages {
+		if m.state == plainDying && !w.one(3) {
+			return q.id, m.seq
+		}
+	}
+	return w.queueID(), uint64(w.rng.IntN(int(q.nextSeq) + 1))
+}
+
+func (w *walker) move() {
+	source, seq := w.dying()
+	targets, priority, at := w.targets(), w.priority(), w.at()
+	if w.one(2) {
+		targets = []queueID{parkingID}
+	}
+	cmd := w.message(appendTargets(appendMove(nil, at, source, seq), targets), priority)
+	res := w.propose(at, cmd)
+	code, kept := w.p.move(w.ref, uint32(len(cmd)), priority, source, seq, targets, &w.want)
+	w.same("kept", res.kept, kept)
+	if kept > 0 {
+		w.count.moves++
+	}
+	w.agree(res.answer.Code, code)
+}
+
+func (w *walker) forwarded() {
+	source, seq := w.dying()
+	at := w.at()
+	res := w.propose(at, appendForwarded(nil, at, source, seq))
+	w.p.forwarded(source, seq, &w.want)
+	w.agree(res.answer.Code, answerOK)
+}
+
+func (w *walker) open(lost bool) {
+	at := w.at()
+	res := w.propose(at, appendOpen(nil, at, lost))
+	w.ids = 0
+	w.count.sessions++
+	w.agree(res.answer.Code, w.p.open(lost, &w.want))
+}
+
+// declare is of one of few names, so that some exist already, equal or different, and some did.
+func (w *walker) declare() {
+	def := Queue{Name: fmt.Sprintf("q%d", w.rng.IntN(6))}
+	if have := w.p.named(def.Name); have != nil && w.one(2) {
+		def = have.def
+	} else {
+		def.Priorities = []int{0, 1, 2, 10, 256}[w.rng.IntN(5)]
+		def.MaxRetries = []int{0, 1, 2, 3, NoRetry, NoLimit}[w.rng.IntN(6)]
+		def.AckDeadline = []time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second}[w.rng.IntN(4)]
+		def.Retry = []Backoff{{}, {}, {Min: time.Second}, {Min: 500 * time.Millisecond, Max: 3 * time.Second}}[w.rng.IntN(4)]
+		def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
+	}
+	at := w.at()
+	res := w.propose(at, appendDeclare(nil, at, topologyLimits{}, []Declaration{def}))
+	want := w.p.declare(def.withDefaults(), &w.want)
+	w.refusal(res, want)
+}
+
+func (w *walker) remove() {
+	w.removeQueue(fmt.Sprintf("q%d", w.rng.IntN(6)), removeOnly(w.rng.IntN(4)))
+}
+
+func (w *walker) removeQueue(name string, only removeOnly) {
+	if q := w.p.named(name); q != nil {
+		w.gone = append(w.gone, q.id)
+	}
+	at := w.at()
+	res := w.propose(at, appendRemove(nil, at, only, []Declaration{Queue{Name: name}}))
+	want := w.p.delete(name, only, &w.want)
+	if w.want.topology {
+		w.count.deletes++
+	}
+	w.refusal(res, want)
+}
+
+// refusal compares an answer that may be an error.
+func (w *walker) refusal(res applied, want error) {
+	w.t.Helper()
+	if want == nil {
+		w.agree(res.answer.Code, answerOK)
+		return
+	}
+	w.agree(res.answer.Code, answerError)
+	if err := decodeError(res.answer.Data); !matchesError(err, want) {
+		w.t.Fatalf("refused with %v, want %v", err, want)
+	}
+}
+
+func matchesError(err, want error) bool { return slices.Contains(sentinelsOf(err), want) }
+
+// sentinelsOf lists what err matches of the sentinels that travel.
+func sentinelsOf(err error) (all []error) {
+	for _, s := range wireSentinels {
+		if errors.Is(err, s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// describeCommand is a command in words, for a failure.
+func describeCommand(cmd []byte) string {
+	r := wire.NewReader(cmd)
+	kind := commandKind(r.Byte())
+	at := instant(r.Uint64())
+	var what any
+	switch kind {
+	case cmdEnqueue, cmdMove:
+		var from, seq uint64
+		if kind == cmdMove {
+			from, seq = r.Uvarint(), r.Uvarint()
+		}
+		var ids []uint64
+		for range r.Count(1) {
+			ids = append(ids, r.Uvarint())
+		}
+		m := decodeEnvelope(&r)
+		what = fmt.Sprintf("from %d seq %d to %v priority %d", from, seq, ids, m.priority)
+	case cmdAttach:
+		what = decodeAttach(&r)
+	case cmdDetach:
+		what = decodeDetach(&r)
+	case cmdSettle:
+		what = decodeSettle(&r)
+	case cmdAckUpTo:
+		what = decodeAckUpTo(&r)
+	case cmdTake:
+		what = decodeTake(&r)
+	case cmdTick:
+		what = "tick"
+	case cmdOpen:
+		what = fmt.Sprintf("open lost=%v", r.Bool())
+	case cmdDeclare:
+		decodeLimits(&r)
+		what = decodeDeclarations(&r)
+	case cmdRemove:
+		what = fmt.Sprintf("remove only %d %+v", r.Byte(), decodeDeclarations(&r))
+	default:
+		what = fmt.Sprintf("%x", r.Rest())
+	}
+	return fmt.Sprintf("%d kind %d %T %+v", at, kind, what, what)
+}

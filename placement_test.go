@@ -1,0 +1,83 @@
+package bourse
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/boursemq/bourse/storage"
+)
+
+// Goal: a broker works with a log for each queue as it does with one for all. Method: the local engine, which can hold many
+// shards, dressed as one that gives each queue its own.
+
+type perQueue struct{ Engine }
+
+func (perQueue) Placement() Placement { return ShardPerQueue }
+
+func TestShardPerQueue(t *testing.T) {
+	ctx := context.Background()
+	fs := &storage.MemFS{}
+	open := func() *Broker {
+		e, err := NewLocalEngine("data", LocalOptions{FS: fs, SegmentBytes: 64 << 10, CheckpointBytes: 64 << 10})
+		require.NoError(t, err)
+		b, err := NewBroker(ctx, Options{Engine: perQueue{e}})
+		require.NoError(t, err)
+		return b
+	}
+	b := open()
+	require.NoError(t, b.Declare(ctx,
+		Exchange{Name: "all", Kind: Fanout}, Exchange{Name: "dead", Kind: Fanout},
+		Queue{Name: "a", DeadLetter: DeadLetter{Exchange: "dead"}}, Queue{Name: "b"}, Queue{Name: "graves"},
+		Binding{Exchange: "all", Queue: "a"}, Binding{Exchange: "all", Queue: "b"}, Binding{Exchange: "dead", Queue: "graves"}))
+	require.NoError(t, b.Check(Exchange{Name: "all", Kind: Fanout}, Queue{Name: "b"}, Binding{Exchange: "all", Queue: "b"}))
+	require.ErrorIs(t, b.Check(Queue{Name: "c"}), ErrNotFound)
+	require.ErrorIs(t, b.Check(Exchange{Name: "c"}), ErrNoExchange)
+	require.ErrorIs(t, b.Check(Queue{Name: "b", Priorities: 2}), ErrPrecondition)
+	require.ErrorIs(t, b.Check(Binding{Exchange: "all", Queue: "graves"}), ErrNotFound)
+	const n = 200
+	for i := range n {
+		require.NoError(t, b.Publish(ctx, Message{Exchange: "all", Body: fmt.Appendf(nil, "m%d", i)}))
+	}
+	for _, q := range []string{"a", "b"} {
+		s, err := b.Subscribe(ctx, q, SubscribeOptions{Prefetch: 7})
+		require.NoError(t, err)
+		for i := range n / 2 {
+			d, err := s.Next(ctx)
+			require.NoError(t, err)
+			require.Equal(t, fmt.Sprintf("m%d", i), string(d.Body))
+			if q == "a" && i == 0 {
+				require.NoError(t, d.Reject("bad"))
+			} else {
+				require.NoError(t, d.AckSync(ctx))
+			}
+		}
+		require.NoError(t, s.Close())
+	}
+	graves, err := b.Subscribe(ctx, "graves", SubscribeOptions{})
+	require.NoError(t, err)
+	d, err := graves.Next(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "m0", string(d.Body))
+	require.Equal(t, "a", d.Deaths[0].Queue)
+	require.NoError(t, d.AckSync(ctx))
+	require.NoError(t, b.Delete(ctx, Queue{Name: "b"}))
+	require.ErrorIs(t, b.DeleteIf(ctx, DeleteOnly{IfEmpty: true}, Queue{Name: "a"}), ErrInvalid)
+	require.NoError(t, b.Close())
+
+	b = open()
+	_, ok := b.QueueStats("b")
+	require.False(t, ok)
+	s, err := b.Subscribe(ctx, "a", SubscribeOptions{})
+	require.NoError(t, err)
+	for i := n / 2; i < n; i++ {
+		d, err := s.Next(ctx)
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("m%d", i), string(d.Body))
+		require.Equal(t, 0, d.Failures)
+		require.NoError(t, d.Ack())
+	}
+	require.NoError(t, b.Close())
+}

@@ -1,0 +1,171 @@
+package bourse
+
+import (
+	"cmp"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// Goal: a ready set is the sorted list that it stands for, whatever is pushed, popped and put back.
+// Method: a twin that sorts a slice, in lock-step under random operations, with the invariants checked and the
+// whole content compared; and the shapes of blocks that random operations meet too rarely.
+
+// plainReadySet is the twin: a slice, sorted when asked.
+type plainReadySet []entry
+
+func (p *plainReadySet) pop() entry {
+	p.sort()
+	e := (*p)[0]
+	*p = (*p)[1:]
+	return e
+}
+
+func (p *plainReadySet) sort() {
+	slices.SortFunc(*p, func(a, b entry) int { return cmp.Or(cmp.Compare(b.level, a.level), cmp.Compare(a.seq, b.seq)) })
+}
+
+// requireReady compares the content of a ready set with the twin's.
+func requireReady(t require.TestingT, r *readySet, p *plainReadySet) {
+	r.check(func(entry, bool) {})
+	var got []entry
+	r.each(func(e entry) bool { got = append(got, e); return true })
+	want := slices.Clone(*p)
+	// each goes from the lowest level.
+	slices.SortFunc(want, func(a, b entry) int { return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.seq, b.seq)) })
+	require.True(t, slices.Equal(got, want), "got %v\nwant %v", got, want)
+	require.Equal(t, len(want), r.n)
+	if r.n > 0 {
+		p.sort()
+		require.Equal(t, (*p)[0], r.first())
+	}
+}
+
+func TestReadySetModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		levels := rapid.SampledFrom([]int{1, 2, 10, 64, 65, 256}).Draw(t, "levels")
+		r, p := newReadySet(levels), plainReadySet{}
+		seq := uint64(0)
+		var out []entry // popped, may come back
+		push := func(n int) {
+			for range n {
+				seq++
+				e := entry{seq: seq, size: uint32(seq % 7), level: uint8((seq * 2654435761 >> 7) % uint64(levels))}
+				r.push(e)
+				p = append(p, e)
+			}
+		}
+		pop := func(n int) {
+			for range min(n, r.n) {
+				want := p.pop()
+				require.Equal(t, want, r.first())
+				got := r.pop()
+				require.Equal(t, want, got)
+				out = append(out, got)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"push":      func(t *rapid.T) { push(rapid.IntRange(1, 5).Draw(t, "n")) },
+			"push many": func(t *rapid.T) { push(rapid.IntRange(50, 300).Draw(t, "n")) },
+			"pop":       func(t *rapid.T) { pop(rapid.IntRange(1, 5).Draw(t, "n")) },
+			"pop many":  func(t *rapid.T) { pop(rapid.IntRange(50, 300).Draw(t, "n")) },
+			"pop all":   func(t *rapid.T) { pop(r.n) },
+			"return": func(t *rapid.T) {
+				for range rapid.IntRange(1, 20).Draw(t, "n") {
+					if len(out) == 0 {
+						return
+					}
+					i := rapid.IntRange(0, len(out)-1).Draw(t, "which")
+					e := out[i]
+					out = slices.Delete(out, i, i+1)
+					e.failures++
+					r.insert(e)
+					p = append(p, e)
+				}
+			},
+			"": func(t *rapid.T) { requireReady(t, &r, &p) },
+		})
+	})
+}
+
+// Ten returned in any order come back by seq, before, between and behind what waits.
+func TestReadySetReturnsToItsPlace(t *testing.T) {
+	for _, waiting := range []int{0, 1, blockEntries - 1, blockEntries, blockEntries + 1} {
+		for _, order := range [][]int{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, {9, 8, 7, 6, 5, 4, 3, 2, 1, 0}, {4, 9, 0, 7, 2, 5, 8, 1, 6, 3}} {
+			r := newReadySet(1)
+			for seq := range uint64(10 + waiting) {
+				r.push(entry{seq: seq + 1})
+			}
+			var held []entry
+			for range 10 {
+				held = append(held, r.pop())
+			}
+			for _, i := range order {
+				r.insert(held[i])
+			}
+			for seq := range uint64(10 + waiting) {
+				require.Equal(t, seq+1, r.pop().seq)
+			}
+			require.Zero(t, r.n)
+			r.check(func(entry, bool) {})
+		}
+	}
+}
+
+// The borders of blocks, and the one spare block.
+func TestReadySetBlocks(t *testing.T) {
+	for _, n := range []int{1, blockEntries - 1, blockEntries, blockEntries + 1, 2 * blockEntries, 3*blockEntries + 1} {
+		r, p := newReadySet(2), plainReadySet{}
+		seq := uint64(0)
+		for round := range 3 {
+			for range n {
+				seq++
+				e := entry{seq: seq, level: uint8(seq % 2), size: 3}
+				r.push(e)
+				p = append(p, e)
+			}
+			keep := round % 2
+			for r.n > keep {
+				require.Equal(t, p.pop(), r.pop())
+			}
+			requireReady(t, &r, &p)
+		}
+	}
+}
+
+func TestReadySetLevels(t *testing.T) {
+	r := newReadySet(MaxPriorities)
+	for l := range MaxPriorities {
+		r.push(entry{seq: uint64(l + 1), level: uint8(l)})
+		require.Equal(t, l, r.top())
+	}
+	for l := MaxPriorities - 1; l >= 0; l-- {
+		require.Equal(t, uint8(l), r.pop().level)
+	}
+	require.Panics(t, func() { r.pop() })
+	// A level is occupied by what was returned too.
+	r.insert(entry{seq: 1, level: 200})
+	require.Equal(t, 200, r.top())
+	r.pop()
+	require.Equal(t, [4]uint64{}, r.occupied)
+}
+
+// each stops when it is told to.
+func TestReadySetEachStops(t *testing.T) {
+	r := newReadySet(2)
+	for seq := range uint64(6) {
+		r.push(entry{seq: seq + 1, level: uint8(seq % 2)})
+	}
+	back := r.pop()
+	r.insert(back)
+	for n := 1; n <= 6; n++ {
+		seen := 0
+		r.each(func(entry) bool {
+			seen++
+			return seen < n
+		})
+		require.Equal(t, n, seen)
+	}
+}

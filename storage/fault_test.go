@@ -1,0 +1,291 @@
+package storage
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Goal: every call of the file system may fail, and nothing that was reported is
+// lost; a failed write or sync is final; a full disk is not. Method: the application
+// runs again and again, each time with another call failing, closes, and is opened
+// without faults; the model says what must be there. The rules of a full disk are
+// tested by a MemFS of limited capacity.
+
+func TestEveryCallFails(t *testing.T) {
+	points, tolerated := 0, 0
+	for name, fault := range map[string]error{
+		"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EMFILE": syscall.EMFILE, "short": ErrShortWrite,
+	} {
+		for n := 1; ; n++ {
+			what := fmt.Sprintf("%s at call %d", name, n)
+			fs := &MemFS{}
+			var hit atomic.Bool
+			ffs := &FaultFS{FS: fs, Rule: func(op, _ string, call int) error {
+				if call != n || name == "short" && op != "write" {
+					return nil
+				}
+				hit.Store(true)
+				return fault
+			}}
+			a := newApp()
+			within(20*time.Second, what, func() {
+				rng := rand.New(rand.NewSource(int64(n)))
+				err := a.open("d", crashOptions(ffs), nil)
+				if err == nil {
+					err = a.work(rng, 40)
+					if a.log.Stats().Failed {
+						require.ErrorIs(t, a.log.Append(1, false, op{}), ErrFailed, what)
+						require.ErrorIs(t, a.log.WriteCheckpoint(Mark{}, nil), ErrFailed, what)
+						require.ErrorIs(t, a.log.Close(), ErrFailed, what)
+						require.ErrorIs(t, a.log.Close(), ErrFailed, what)
+					} else {
+						if errors.Is(err, ErrDiskFull) {
+							// The fault was a single one: it goes on by itself.
+							for errors.Is(err, ErrDiskFull) {
+								err = a.append(op{salt: 1, sync: true})
+							}
+							require.NoError(t, errors.Join(err, a.wait()), what)
+						}
+						if e := a.log.Close(); e != nil { // by a goroutine, after the look at Stats
+							require.ErrorIs(t, e, fault, what)
+							err = e
+						}
+					}
+				}
+				if err == nil {
+					tolerated++
+				} else {
+					require.True(t, errors.Is(err, fault) || errors.Is(err, ErrDiskFull), "%s: %v", what, err)
+				}
+				ops, synced, _ := a.view()
+				b := newApp()
+				require.NoError(t, b.open("d", crashOptions(fs), ops), what)
+				require.GreaterOrEqual(t, int(b.last), synced, what)
+				require.NoError(t, b.log.Close(), what)
+			})
+			points++
+			if !hit.Load() && ffs.Calls() < n {
+				break
+			}
+		}
+	}
+	fmt.Printf("faults: %d points, %d of them without effect on the caller, 0 bad\n", points, tolerated)
+}
+
+// A sync that fails once is not tried again, though it would succeed.
+func TestFailedSyncIsFinal(t *testing.T) {
+	var fail atomic.Bool
+	ffs := &FaultFS{FS: &MemFS{}, Rule: func(op, name string, _ int) error {
+		if op == "sync" && strings.HasSuffix(name, "1.log") && fail.CompareAndSwap(true, false) {
+			return syscall.EIO
+		}
+		return nil
+	}}
+	c := newCollector()
+	l, _ := open(t, "d", Options{FS: ffs, Commit: c.commit})
+	require.NoError(t, l.Append(1, true, raw("a")))
+	c.wait(1)
+	fail.Store(true)
+	require.NoError(t, l.Append(1, true, raw("b")))
+	c.wait(2)
+	require.ErrorIs(t, c.err, ErrFailed)
+	require.ErrorIs(t, c.err, syscall.EIO)
+	require.ErrorIs(t, l.Append(1, true, raw("c")), ErrFailed)
+	b, err := l.Read(c.seen[0].Pos, 0, nil)
+	require.NoError(t, err)
+	require.Equal(t, "a", string(b))
+	syncs := l.Stats().Syncs
+	require.ErrorIs(t, l.Close(), ErrFailed)
+	require.Equal(t, syncs, l.Stats().Syncs)
+}
+
+// A kernel may take pages that it failed to write for clean: they can be read, and no
+// later sync writes them. What recovery counts it must write again.
+func TestSyncThatForgets(t *testing.T) {
+	fs := &MemFS{}
+	var fail atomic.Bool
+	ffs := &FaultFS{FS: fs, Rule: func(op, name string, _ int) error {
+		if op == "sync" && fail.CompareAndSwap(true, false) {
+			require.NoError(t, fs.forget(name))
+			return syscall.EIO
+		}
+		return nil
+	}}
+	for _, before := range []int{0, 1, 3} {
+		within(10*time.Second, "forgetting", func() {
+			dir := fmt.Sprint(before)
+			a := newApp()
+			require.NoError(t, a.open(dir, Options{FS: ffs, SegmentBytes: testSegment}, nil))
+			for range before {
+				require.NoError(t, a.append(op{size: 600, sync: true}))
+				require.NoError(t, a.wait())
+			}
+			for a.log.Stats().Spares < 2 { // so that no other sync is hit
+				runtime.Gosched()
+			}
+			for !a.log.reserve.Load() {
+				runtime.Gosched()
+			}
+			fail.Store(true)
+			require.NoError(t, a.append(op{size: 600, sync: true}))
+			require.ErrorIs(t, a.wait(), ErrFailed)
+			require.ErrorIs(t, a.log.Close(), ErrFailed)
+
+			ops, _, _ := a.view()
+			b := newApp()
+			require.NoError(t, b.open(dir, Options{FS: fs, SegmentBytes: testSegment}, ops))
+			require.Equal(t, before+1, int(b.last))
+			lost := fs.Crash(CrashLost, nil)
+			require.NoError(t, b.log.Close())
+			c := newApp()
+			require.NoError(t, c.open(dir, Options{FS: lost, SegmentBytes: testSegment}, ops))
+			require.Equal(t, before+1, int(c.last))
+			require.NoError(t, c.log.Close())
+		})
+	}
+}
+
+// On a full disk data is refused and settling goes on; freeing makes room; after a
+// checkpoint data is accepted again, without a new Open.
+func TestDiskFullAndBack(t *testing.T) {
+	for _, reopen := range []bool{false, true} {
+		t.Run(fmt.Sprintf("reopen=%t", reopen), func(t *testing.T) {
+			fs := &MemFS{}
+			fs.SetCapacity(12 * testSegment)
+			a := newApp()
+			o := Options{FS: fs, SegmentBytes: testSegment, Spare: 2}
+			require.NoError(t, a.open("d", o, nil))
+			fill := func() {
+				within(10*time.Second, "filling", func() {
+					for {
+						if err := a.append(op{size: 300, sync: true}); err != nil {
+							require.ErrorIs(t, err, ErrDiskFull)
+							break
+						}
+						require.NoError(t, a.wait())
+					}
+				})
+			}
+			for round := range 4 {
+				fill()
+				require.Equal(t, 1, a.log.Stats().Spares, "the reserve")
+				if reopen {
+					require.NoError(t, a.log.Close())
+					ops, _, _ := a.view()
+					a = newApp()
+					require.NoError(t, a.open("d", o, ops))
+					fill()
+				}
+				drain(t, a, fmt.Sprintf("round %d", round))
+				within(10*time.Second, "recovering", func() {
+					for {
+						err := a.append(op{size: 300, sync: true})
+						if err == nil {
+							break
+						}
+						require.ErrorIs(t, err, ErrDiskFull)
+					}
+				})
+				require.NoError(t, a.wait())
+			}
+			require.NoError(t, a.check())
+			require.NoError(t, a.log.Close())
+		})
+	}
+}
+
+// drain takes everything away, by the reserve, with a checkpoint when that is used up.
+func drain(t *testing.T, a *app, what string) {
+	t.Helper()
+	save := func() {
+		require.NoError(t, a.wait(), what)
+		// Nothing else runs, so the mark may be taken here.
+		require.NoError(t, a.log.WriteCheckpoint(a.log.Mark(), bytes.NewReader(a.encode())), what)
+	}
+	within(10*time.Second, what, func() {
+		for _, id := range sortedIDs(a.live) {
+			for {
+				err := a.append(op{drop: id})
+				if err == nil {
+					break
+				}
+				require.ErrorIs(t, err, ErrDiskFull, what)
+				require.NoError(t, a.wait(), what)
+				if a.log.Stats().Dead > 0 {
+					save()
+				}
+			}
+		}
+		save()
+	})
+}
+
+// Killed on a full disk again and again: it opens each time, and drains in the end.
+func TestDiskFullKilled(t *testing.T) {
+	fs := &MemFS{}
+	fs.SetCapacity(10 * testSegment)
+	var ops []op
+	rng := newSource(1)
+	for round := range 12 {
+		a := newApp()
+		o := Options{FS: fs, SegmentBytes: testSegment, Spare: 2}
+		require.NoError(t, a.open("d", o, ops), "round %d", round)
+		within(10*time.Second, "filling", func() {
+			for a.append(op{size: 300, sync: true}) == nil {
+				require.NoError(t, a.wait())
+			}
+		})
+		require.NoError(t, a.wait())
+		if round == 11 {
+			drain(t, a, "at the end")
+		}
+		killed := fs.Crash(CrashKilled, rng.Intn)
+		ops, _, _ = a.view()
+		require.NoError(t, a.log.Close())
+		fs = killed
+	}
+}
+
+// A checkpoint on a full disk changes nothing, and uses the reserve if that helps.
+func TestCheckpointDiskFull(t *testing.T) {
+	fs := &MemFS{}
+	a := newApp()
+	require.NoError(t, a.open("d", Options{FS: fs, SegmentBytes: testSegment}, nil))
+	require.NoError(t, a.append(op{size: 10, sync: true}))
+	require.NoError(t, a.wait())
+	within(10*time.Second, "preparing", func() {
+		for !a.log.reserve.Load() {
+			runtime.Gosched() // the preparer gives no other sign
+		}
+	})
+	m := a.log.Mark()
+	require.NoError(t, a.log.WriteCheckpoint(m, bytes.NewReader(a.encode())))
+	names, err := fs.ReadDir("d")
+	require.NoError(t, err)
+	fs.SetCapacity(fs.Used())
+	require.ErrorIs(t, a.log.WriteCheckpoint(m, bytes.NewReader(make([]byte, 2*testSegment))), ErrDiskFull)
+	require.NoError(t, a.append(op{size: 10, sync: true}))
+	require.NoError(t, a.wait())
+	require.NoError(t, a.log.WriteCheckpoint(a.log.Mark(), bytes.NewReader(a.encode())), "by the reserve")
+	require.NoError(t, a.log.Close())
+	after, err := fs.ReadDir("d")
+	require.NoError(t, err)
+	require.Contains(t, names, reserveName)
+	require.NotContains(t, after, reserveName)
+	require.NotContains(t, strings.Join(after, " "), tempSuffix)
+	ops, _, _ := a.view()
+	b := newApp()
+	require.NoError(t, b.open("d", Options{FS: fs, SegmentBytes: testSegment}, ops))
+	require.Equal(t, 2, int(b.last))
+	require.NoError(t, b.log.Close())
+}
