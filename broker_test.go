@@ -675,3 +675,60 @@ func TestCloseDuringEverything(t *testing.T) {
 		require.NoError(t, b.Close())
 	}
 }
+
+// Many wait on one subscription: each message wakes one, and the end wakes all.
+func TestManyWaitForNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := bourse.NewBroker(ctx, bourse.Options{})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		require.NoError(t, err)
+		got := make(chan error, 6)
+		for range 6 {
+			go func() { _, err := s.Next(ctx); got <- err }()
+		}
+		start := time.Now()
+		synctest.Wait()
+		require.NoError(t, b.PublishBatch(ctx, []bourse.Message{{RoutingKey: "q"}, {RoutingKey: "q"}, {RoutingKey: "q"}}))
+		for range 3 {
+			require.NoError(t, <-got)
+		}
+		synctest.Wait()
+		require.Empty(t, got)
+		require.NoError(t, b.Delete(ctx, bourse.Queue{Name: "q"}))
+		for range 3 {
+			require.ErrorIs(t, <-got, bourse.ErrQueueGone)
+		}
+		require.Zero(t, time.Since(start), "nobody waited for a deadline")
+		require.NoError(t, b.Close())
+	})
+}
+
+// What is confirmed, or refused, gives its bytes back.
+func TestPendingBytesComeBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := newHeldFS()
+		b, err := bourse.NewBroker(ctx, bourse.Options{Engine: onFS(t, fs), MaxPendingBytes: 1000})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		for range 3 {
+			require.NoError(t, b.Publish(ctx, bourse.Message{RoutingKey: "q", Body: make([]byte, 5000)}), "one always fits")
+			require.NoError(t, b.Publish(ctx, bourse.Message{RoutingKey: "nowhere", Body: make([]byte, 500)}))
+			require.Error(t, b.Publish(ctx, bourse.Message{Exchange: "no", Body: make([]byte, 500)}))
+		}
+		fs.hold(true)
+		late, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		var cs []*bourse.Confirm
+		for range 2 {
+			cs = append(cs, b.PublishAsync(late, bourse.Message{RoutingKey: "q", Body: make([]byte, 500)}))
+		}
+		require.ErrorIs(t, b.PublishAsync(late, bourse.Message{RoutingKey: "q", Body: make([]byte, 1)}).Err(), context.DeadlineExceeded)
+		fs.hold(false)
+		for _, c := range cs {
+			require.NoError(t, c.Wait(ctx))
+		}
+		require.NoError(t, b.Close())
+	})
+}

@@ -33,6 +33,7 @@ type handClock struct {
 	now     time.Time
 	timers  []*handTimer
 	running int
+	fired   int // since the clock was made
 }
 
 type handTimer struct {
@@ -74,6 +75,7 @@ func (c *handClock) AfterFunc(d time.Duration, f func()) (stop func() bool) {
 
 func (c *handClock) fireLocked(t *handTimer) {
 	c.running++
+	c.fired++
 	go func() {
 		t.f()
 		c.mu.Lock()
@@ -84,13 +86,14 @@ func (c *handClock) fireLocked(t *handTimer) {
 	}()
 }
 
-// rest returns when no function of a timer runs.
-func (c *handClock) rest() {
+// rest returns when no function of a timer runs, and how many have run.
+func (c *handClock) rest() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.running > 0 {
 		c.idle.Wait()
 	}
+	return c.fired
 }
 
 // step moves the clock to the next timer that is due by limit, or to limit itself, and
@@ -124,6 +127,7 @@ func (c *handClock) pending() int {
 
 // advance moves the clock by d, from timer to timer, and lets everything happen at each.
 func (c *handClock) advance(t require.TestingT, b *bourse.Broker, d time.Duration) {
+	barrier(t, b, c) // all timers are set
 	limit := c.Now().Add(d)
 	for c.step(limit) {
 		barrier(t, b, c)
@@ -135,12 +139,13 @@ func (c *handClock) advance(t require.TestingT, b *bourse.Broker, d time.Duratio
 // message is on the way to a dead-letter queue. An empty Declare is ordered behind all that was proposed.
 func barrier(t require.TestingT, b *bourse.Broker, clock *handClock) {
 	for {
+		fired := 0
 		if clock != nil {
-			clock.rest()
+			fired = clock.rest()
 		}
 		require.NoError(t, b.Declare(ctx))
-		if clock != nil && func() bool { clock.mu.Lock(); defer clock.mu.Unlock(); return clock.running > 0 }() {
-			continue
+		if clock != nil && clock.rest() != fired {
+			continue // what has come up meanwhile is in the log behind that Declare
 		}
 		dying := 0
 		for _, q := range b.Stats().Queues {
