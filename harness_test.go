@@ -290,15 +290,6 @@ func (f *heldFS) Open(name string) (storage.File, error) {
 	return heldFile{file, f}, err
 }
 
-// inSync returns when a sync is being held.
-func (f *heldFS) inSync() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for f.waiting == 0 {
-		f.free.Wait()
-	}
-}
-
 type heldFile struct {
 	storage.File
 	fs *heldFS
