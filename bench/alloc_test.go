@@ -1,3 +1,5 @@
+//go:build !invariants
+
 package bench
 
 // Goal: no change adds an allocation to the path of a message unnoticed. Method: each style runs over many messages
