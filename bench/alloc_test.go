@@ -37,7 +37,7 @@ func TestAllocations(t *testing.T) {
 			continue
 		}
 		t.Run(s.Name, func(t *testing.T) {
-			sample, err := b.Run(s, false)
+			sample, err := b.Run(s, Broker)
 			if err == nil {
 				err = b.Reset()
 			}
