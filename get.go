@@ -78,9 +78,6 @@ func (t *taking) delivery() (*Delivery, error) {
 		return nil, t.err
 	}
 	l := t.loan.lent()
-	t.sub.mu.Lock()
-	t.sub.handed = max(t.sub.handed, l.tag)
-	t.sub.mu.Unlock()
 	d, err := t.sub.deliver(&l)
 	if err == nil && d == nil {
 		err = ErrStaleDelivery

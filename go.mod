@@ -8,8 +8,6 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
-require pgregory.net/rapid v1.3.0
-
 require (
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
