@@ -323,7 +323,8 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 		Queue: s.queue.Name, Tag: l.tag, Deliveries: int(l.deliveries), Failures: int(l.failures),
 		EnqueuedAt: time.Unix(0, int64(l.arrived)),
 	}
-	d.loan = settlement{sub: s, tag: l.tag, slot: l.slot, deadline: l.deadline}
+	d.loan.sub, d.loan.tag, d.loan.slot = s, l.tag, l.slot
+	d.loan.deadline.Store(int64(l.deadline))
 	if err := s.shard.read(l.ref, l.size, d); err != nil {
 		s.mu.Lock()
 		over, ended := s.overLocked(l.tag), s.ended
