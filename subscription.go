@@ -16,8 +16,9 @@ type SubscribeOptions struct {
 	// Prefetch bounds the unacked deliveries of the subscription, those not yet taken by
 	// Next included. Default and maximum: MaxPrefetch.
 	Prefetch int
-	// AutoAck settles each delivery when Next hands it over: at most once. A crash loses what was handed
-	// over and not done.
+	// AutoAck settles each delivery when Next hands it over: who then fails, or crashes, has lost it. Not quite at most once:
+	// the ack is in the log with the next commit, and a crash, or a Close at that moment, may come before it. Then the
+	// message comes again, counted by a crash as a failure.
 	AutoAck bool
 }
 
