@@ -389,3 +389,47 @@ func (l unreadableLog) Read(ref bourse.Ref, size int, dst []byte) ([]byte, error
 	}
 	return cmd, err
 }
+
+// The consumers behind Get outlived their queues, one for each that was ever asked; and after a change of the leader Get
+// went on with one that the new session did not know, and found the broker closed for ever.
+func TestGetForgets(t *testing.T) {
+	e := &leadEngine{Engine: onFS(t, new(storage.MemFS))}
+	b := open(t, bourse.Options{Engine: e})
+	for range 3 {
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		send(t, b, "q", "a")
+		d, err := b.Get(ctx, "q")
+		require.NoError(t, err)
+		require.Equal(t, 1, b.Pullers())
+		require.NoError(t, b.Delete(ctx, bourse.Queue{Name: "q"}))
+		require.Zero(t, b.Pullers())
+		require.ErrorIs(t, d.Ack(), bourse.ErrQueueGone)
+		_, err = b.Get(ctx, "q")
+		require.ErrorIs(t, err, bourse.ErrNotFound)
+	}
+	require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+	send(t, b, "q", "a")
+	d, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	e.machine.Lead(false)
+	require.Zero(t, b.Pullers())
+	_, err = b.Get(ctx, "q")
+	require.ErrorIs(t, err, bourse.ErrNotLeader)
+	e.machine.Lead(true)
+	again, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, d.ID, again.ID)
+	require.ErrorIs(t, d.Ack(), bourse.ErrNotLeader)
+	require.NoError(t, again.AckSync(ctx))
+}
+
+// leadEngine lets a test tell the machine of the one shard who leads.
+type leadEngine struct {
+	bourse.Engine
+	machine bourse.Machine
+}
+
+func (e *leadEngine) Open(ctx context.Context, shard uint64, m bourse.Machine) (bourse.Log, error) {
+	e.machine = m
+	return e.Engine.Open(ctx, shard, m)
+}

@@ -90,7 +90,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			}
 		case effectGone:
 			if sub := s.subs[e.consumer]; sub != nil {
-				sub.end(ErrQueueGone)
+				s.endLocked(sub, ErrQueueGone)
 			}
 		case effectForward:
 			s.b.mover.add(*e)
@@ -153,7 +153,7 @@ func (s *shard) Lead(leading bool) {
 		s.setWakeLocked(0)
 		s.serveLocked(errNoSession)
 		for _, sub := range s.subs {
-			sub.end(s.b.lostLog)
+			s.endLocked(sub, s.b.lostLog)
 		}
 	}
 }
@@ -182,7 +182,7 @@ func (s *shard) leadLocked() {
 		s.session, s.consumers = session, 0
 		for id, sub := range s.subs {
 			if id.session() != session {
-				sub.end(s.b.lostLog)
+				s.endLocked(sub, s.b.lostLog)
 			}
 		}
 		s.serveLocked(nil)
@@ -284,15 +284,19 @@ func (s *shard) unregister(sub *Subscription) {
 	delete(s.subs, sub.id)
 }
 
-// subscriptions returns those that are registered.
-func (s *shard) subscriptions() []*Subscription {
+// endLocked ends a subscription whose consumer is gone from the machine, or will be: there is nothing more to tell it.
+func (s *shard) endLocked(sub *Subscription, err error) {
+	sub.end(err)
+	delete(s.subs, sub.id)
+}
+
+// endAll ends all subscriptions.
+func (s *shard) endAll(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*Subscription, 0, len(s.subs))
 	for _, sub := range s.subs {
-		all = append(all, sub)
+		s.endLocked(sub, err)
 	}
-	return all
 }
 
 // posting is a proposal whose outcome nobody waits for.
@@ -358,15 +362,10 @@ func (s *shard) close(why error) error {
 	s.serveLocked(why)
 	s.over = true
 	s.mu.Unlock()
-	end := func() {
-		for _, sub := range s.subscriptions() {
-			sub.end(why)
-		}
-	}
-	end()
+	s.endAll(why)
 	// An error means that the log has failed or leads elsewhere: the messages come back from there.
 	_ = s.post(func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })
-	end()
+	s.endAll(why)
 	err := s.log.Close()
 	s.starts.Wait()
 	return err

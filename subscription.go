@@ -163,6 +163,7 @@ func (s *Subscription) end(err error) {
 		s.buffer, s.first = nil, 0
 	}
 	s.mu.Unlock()
+	s.b.forgetPuller(s)
 	s.wake()
 }
 
