@@ -171,8 +171,8 @@ func (p *moving) read() error {
 // exchange does not exist, leads nowhere or leads round in a circle, the message is parked.
 func (p *moving) address(t *topology, def queueDef) {
 	death := Death{
-		Queue: def.Name, Reason: p.order.reason.String(), Count: 1, Exchange: p.message.Exchange,
-		RoutingKey: p.message.RoutingKey, Note: p.order.note,
+		Queue: def.Name, Reason: p.order.reason.String(), Count: 1, Failures: int(p.order.failures),
+		Exchange: p.message.Exchange, RoutingKey: p.message.RoutingKey, Note: p.order.note,
 	}
 	death.First = time.Unix(0, int64(p.order.at))
 	death.Last = death.First
