@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -432,4 +433,46 @@ type leadEngine struct {
 func (e *leadEngine) Open(ctx context.Context, shard uint64, m bourse.Machine) (bourse.Log, error) {
 	e.machine = m
 	return e.Engine.Open(ctx, shard, m)
+}
+
+// A tick that was refused on a full disk was never proposed again: what was due then waited until something else happened.
+func TestTickOnFullDisk(t *testing.T) {
+	clock := newHandClock()
+	e := &fullEngine{Engine: onFS(t, new(storage.MemFS))}
+	b := open(t, bourse.Options{Engine: e, Clock: clock}, bourse.Queue{Name: "q"})
+	send(t, b, "q", "a")
+	d, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	require.NoError(t, d.NackAfter(time.Minute))
+	barrier(t, b, clock)
+	e.full.Store(true)
+	clock.step(clock.Now().Add(time.Minute))
+	clock.rest()
+	e.full.Store(false)
+	require.Equal(t, 1, stats(t, b, "q").Delayed)
+	clock.advance(t, b, time.Second)
+	require.Equal(t, 1, stats(t, b, "q").Ready)
+}
+
+// fullEngine refuses every proposal while it is full.
+type fullEngine struct {
+	bourse.Engine
+	full atomic.Bool
+}
+
+func (e *fullEngine) Open(ctx context.Context, shard uint64, m bourse.Machine) (bourse.Log, error) {
+	log, err := e.Engine.Open(ctx, shard, m)
+	return fullLog{log, e}, err
+}
+
+type fullLog struct {
+	bourse.Log
+	e *fullEngine
+}
+
+func (l fullLog) Propose(p bourse.Proposal) error {
+	if l.e.full.Load() {
+		return bourse.ErrDiskFull
+	}
+	return l.Log.Propose(p)
 }

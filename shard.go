@@ -29,6 +29,7 @@ type shard struct {
 	turned    chan struct{}   // closed when serving or leading changes, and replaced
 	over      bool            // it is being closed; serving stays as it is
 	starts    sync.WaitGroup  // goroutines that open a session
+	turns     uint64          // times it began to lead
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
 }
@@ -72,7 +73,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 		case e.kind == effectTopology:
 			s.b.placement.changed(s.m.topology)
 			continue
-		case !s.leading:
+		case !s.leading || s.log == nil: // leadLocked orders it anew
 			continue
 		}
 		switch e.kind {
@@ -119,12 +120,19 @@ func (s *shard) setWakeLocked(at instant) {
 	if at == 0 || s.b.closing.Load() {
 		return
 	}
-	s.stopWake = s.b.clock.AfterFunc(time.Duration(at-s.b.now()), func() {
-		// An error means that the log is closed or failed: then nothing is due any more.
-		_ = s.log.Propose(&posting{b: s.b, encode: func(dst []byte, now instant) []byte {
-			return appendTick(dst, max(now, at))
-		}})
-	})
+	s.stopWake = s.b.clock.AfterFunc(time.Duration(at-s.b.now()), func() { s.ring(at) })
+}
+
+// retryRing is the pause after a tick that did not find room on a full disk.
+const retryRing = time.Second
+
+// ring proposes the tick that is due at. The machine asks once for it, so a full disk must not swallow it. Another error means
+// that the log is closed, has failed or is led elsewhere: then nothing is due here any more.
+func (s *shard) ring(at instant) {
+	err := s.post(func(dst []byte, now instant) []byte { return appendTick(dst, max(now, at)) })
+	if errors.Is(err, ErrDiskFull) {
+		s.b.clock.AfterFunc(retryRing, func() { s.ring(at) })
+	}
 }
 
 // opened gives the shard its log, and starts what had to wait for it.
@@ -162,15 +170,21 @@ func (s *shard) Lead(leading bool) {
 func (s *shard) leadLocked() {
 	s.out = s.m.lead(s.out[:0])
 	s.run(nil, s.out)
+	s.turns++
+	turn := s.turns
 	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
 		answer, err := s.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
 			return appendOpen(dst, at, s.lost)
 		})
+		if err != nil {
+			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if err != nil {
-			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
-			s.serveLocked(err)
+			if turn == s.turns { // else another open is on its way, or has come
+				s.serveLocked(err)
+			}
 			return
 		}
 		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
@@ -262,6 +276,14 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 		s.b.placement.changed(m.topology)
 	}
 	return nil
+}
+
+// isDying reports whether the message still waits to be moved.
+func (s *shard) isDying(queue queueID, seq uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.m.queues[queue]
+	return q != nil && q.isDying(seq)
 }
 
 // newConsumer gives an id that was never used before.
