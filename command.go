@@ -290,7 +290,7 @@ type effect struct {
 	note       string
 }
 
-// takeAnswer is the loan in the answer to a take.
+// appendTo encodes a loan for the answer to a take.
 func (e effect) appendTo(dst []byte) []byte {
 	dst = wire.AppendUint64(dst, uint64(e.queue))
 	dst = wire.AppendUint64(dst, uint64(e.consumer))

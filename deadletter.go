@@ -23,6 +23,7 @@ type Death struct {
 	Queue      string
 	Reason     string
 	Count      int       // deaths in this queue for this reason
+	Failures   int       // deliveries that had gone wrong in this queue, at the latest
 	First      time.Time // the first of them
 	Last       time.Time // the latest
 	Exchange   string    // it was published to before the first of them
@@ -46,7 +47,7 @@ func bury(history []Death, d Death) []Death {
 	for _, h := range history {
 		if h.Queue == d.Queue && h.Reason == d.Reason {
 			h.Count++
-			h.Last, h.Note = d.Last, d.Note
+			h.Last, h.Failures, h.Note = d.Last, d.Failures, d.Note
 			out[0] = h
 			continue
 		}
@@ -121,6 +122,7 @@ func appendDeaths(dst []byte, history []Death) []byte {
 		dst = wire.AppendString(dst, d.Queue)
 		dst = wire.AppendString(dst, d.Reason)
 		dst = wire.AppendUvarint(dst, uint64(d.Count))
+		dst = wire.AppendUvarint(dst, uint64(d.Failures))
 		dst = wire.AppendVarint(dst, d.First.UnixNano())
 		dst = wire.AppendVarint(dst, d.Last.UnixNano())
 		dst = wire.AppendString(dst, d.Exchange)
@@ -138,12 +140,13 @@ func decodeDeaths(b []byte) ([]Death, error) {
 	if r.Byte() != deathsVersion {
 		r.Fail()
 	}
-	history := make([]Death, 0, r.Count(8))
+	history := make([]Death, 0, r.Count(9))
 	for range cap(history) {
 		history = append(history, Death{
 			Queue:      r.String(),
 			Reason:     r.String(),
 			Count:      int(r.Uvarint()),
+			Failures:   int(r.Uvarint()),
 			First:      time.Unix(0, r.Varint()),
 			Last:       time.Unix(0, r.Varint()),
 			Exchange:   r.String(),

@@ -60,13 +60,16 @@ func TestBuryTable(t *testing.T) {
 	}
 }
 
-// Time and address of the first death stay, time and note of the latest are new.
+// Time and address of the first death stay, time, failures and note of the latest are new.
 func TestBuryKeepsTheFirst(t *testing.T) {
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
-	first := Death{Queue: "q", Reason: ReasonRejected, Count: 1, First: at(1), Last: at(1), Exchange: "ex", RoutingKey: "k", Note: "one"}
-	second := Death{Queue: "q", Reason: ReasonRejected, Count: 1, First: at(9), Last: at(9), Exchange: "dead", RoutingKey: "z", Note: "two"}
+	first := Death{Queue: "q", Reason: ReasonRejected, Count: 1, First: at(1), Last: at(1), Exchange: "ex", RoutingKey: "k", Note: "one",
+		Failures: 3}
+	second := Death{Queue: "q", Reason: ReasonRejected, Count: 1, First: at(9), Last: at(9), Exchange: "dead", RoutingKey: "z", Note: "two",
+		Failures: 1}
 	require.Equal(t, []Death{{
 		Queue: "q", Reason: ReasonRejected, Count: 2, First: at(1), Last: at(9), Exchange: "ex", RoutingKey: "k", Note: "two",
+		Failures: 1,
 	}}, bury([]Death{first}, second))
 }
 
@@ -105,7 +108,7 @@ func TestBuryModel(t *testing.T) {
 			d := Death{
 				Queue: rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "queue"), Count: 1, First: at, Last: at,
 				Reason:   rapid.SampledFrom([]string{ReasonRejected, ReasonDeliveryLimit, ReasonCycle}).Draw(t, "reason"),
-				Exchange: fmt.Sprint("e", i), RoutingKey: fmt.Sprint("k", i), Note: fmt.Sprint("n", i),
+				Exchange: fmt.Sprint("e", i), RoutingKey: fmt.Sprint("k", i), Note: fmt.Sprint("n", i), Failures: i,
 			}
 			all, every = bury(all, d), append(every, d)
 		}
@@ -128,7 +131,7 @@ func TestBuryModel(t *testing.T) {
 					entry.Count++
 				}
 			}
-			entry.Last, entry.Note = last.Last, last.Note
+			entry.Last, entry.Failures, entry.Note = last.Last, last.Failures, last.Note
 			want = append(want, entry)
 		}
 		require.Equal(t, want, all)
@@ -209,6 +212,7 @@ func drawHistory(t *rapid.T) []Death {
 			Queue: text.Draw(t, "queue"), Reason: text.Draw(t, "reason"), Count: rapid.IntRange(0, 1<<31-1).Draw(t, "count"),
 			First: time.Unix(0, rapid.Int64().Draw(t, "first")), Last: time.Unix(0, rapid.Int64().Draw(t, "last")),
 			Exchange: text.Draw(t, "exchange"), RoutingKey: text.Draw(t, "key"), Note: text.Draw(t, "note"),
+			Failures: rapid.IntRange(0, 1<<31-1).Draw(t, "failures"),
 		}
 	}), 0, 5).Draw(t, "history")
 }

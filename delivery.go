@@ -36,9 +36,10 @@ const (
 type settlement struct {
 	sub      *Subscription
 	tag      uint64
-	deadline instant
+	deadline atomic.Int64 // an instant
 	slot     slotID
 	state    atomic.Uint32
+	limit    *timeLimit // of the handler that works on it; nil: none. Set before the handler runs
 
 	// The verdict, written by the one who took state from open to settled; Extend, which leaves it
 	// open, has a proposal of its own.
@@ -135,7 +136,7 @@ func (d *Delivery) describe(op string, err error) error {
 func (d *Delivery) Redelivered() bool { return d.Deliveries > 1 }
 
 // Deadline is when the loan ends unless it is settled or extended, on the broker's clock.
-func (d *Delivery) Deadline() time.Time { return time.Unix(0, int64(d.loan.deadline)) }
+func (d *Delivery) Deadline() time.Time { return time.Unix(0, d.loan.deadline.Load()) }
 
 // Ack says done: the message is removed.
 func (d *Delivery) Ack() error { return d.settle("ack", verdictAck, 0, "", nil) }
@@ -197,8 +198,8 @@ func (d *Delivery) Release(after time.Duration) error {
 	return d.settle("release", verdictRelease, after, "", nil)
 }
 
-// Extend says still working: the loan ends by from now, at most MaxAckDeadline. It may be called any number of
-// times until the loan is settled.
+// Extend says still working: the loan ends by from now, at most MaxAckDeadline, and so does the ctx of the Handler that
+// works on it, unless WorkOptions.Timeout ends that before. It may be called any number of times until the loan is settled.
 func (d *Delivery) Extend(by time.Duration) error {
 	if by <= 0 || by > MaxAckDeadline {
 		return d.describe("extend", &InvalidError{"by", fmt.Sprintf("%v, must be more than 0 and at most %v", by, MaxAckDeadline)})
@@ -206,16 +207,40 @@ func (d *Delivery) Extend(by time.Duration) error {
 	if err := d.loan.known(); err != nil {
 		return d.describe("extend", err)
 	}
-	s := d.loan.sub
-	err := s.shard.post(func(dst []byte, at instant) []byte {
-		return settle{
-			queue: s.queue.id, consumer: s.id, tag: d.loan.tag, slot: d.loan.slot, verdict: verdictExtend, pause: by,
-		}.appendTo(dst, at)
-	})
-	if err != nil {
+	e := &extending{d: d, by: by}
+	if err := d.loan.sub.shard.log.Propose(e); err != nil {
 		return d.describe("extend", err)
 	}
+	d.loan.deadline.Store(int64(e.until))
+	d.loan.limit.move(d.Deadline())
 	return nil
+}
+
+// extending is the proposal of an Extend.
+type extending struct {
+	d     *Delivery
+	by    time.Duration
+	until instant // set by AppendTo
+}
+
+// AppendTo implements Proposal.
+func (e *extending) AppendTo(dst []byte) []byte {
+	l, now := &e.d.loan, e.d.loan.sub.b.now()
+	e.until = now + instant(e.by)
+	return settle{
+		queue: l.sub.queue.id, consumer: l.sub.id, tag: l.tag, slot: l.slot, verdict: verdictExtend, pause: e.by,
+	}.appendTo(dst, now)
+}
+
+// Durable implements Proposal.
+func (e *extending) Durable() bool { return false }
+
+// Done implements Proposal. If the loan ended first, so does the handler's ctx, which Extend has prolonged already: else
+// its old end might have come before this.
+func (e *extending) Done(a Answer, err error) {
+	if err != nil || a.Code != answerOK {
+		e.d.loan.limit.end(context.DeadlineExceeded)
+	}
 }
 
 func checkPause(field string, d time.Duration) error {

@@ -1,5 +1,13 @@
 package bourse
 
-// Goal: tests from outside can compare whole topologies. Method: the encoding, which is equal for equal topologies.
+// Goal: tests from outside can compare whole topologies, and see what must not grow. Method: the encoding, which is equal for
+// equal topologies; counts.
 
 func (b *Broker) EncodedTopology() []byte { return b.topology.Load().appendTo(nil) }
+
+// Pullers is how many queues a consumer for Get is kept for.
+func (b *Broker) Pullers() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.pullers)
+}

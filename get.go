@@ -78,9 +78,6 @@ func (t *taking) delivery() (*Delivery, error) {
 		return nil, t.err
 	}
 	l := t.loan.lent()
-	t.sub.mu.Lock()
-	t.sub.handed = max(t.sub.handed, l.tag)
-	t.sub.mu.Unlock()
 	d, err := t.sub.deliver(&l)
 	if err == nil && d == nil {
 		err = ErrStaleDelivery
@@ -88,7 +85,7 @@ func (t *taking) delivery() (*Delivery, error) {
 	return d, err
 }
 
-// puller is the consumer behind Get: one for each queue, attached at the first Get.
+// puller is the consumer behind Get: one for each queue, attached at the first Get, until it ends.
 func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error) {
 	if err := b.open(); err != nil {
 		return nil, err
@@ -108,12 +105,31 @@ func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error
 		return nil, err
 	}
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	if other := b.pullers[def.id]; other != nil {
+	other := b.pullers[def.id]
+	if other == nil {
+		b.pullers[def.id] = s
+	}
+	b.mu.Unlock()
+	if other != nil {
 		// Two at once: this one is not needed. It holds nothing, so nothing waits for its end.
 		go func() { _ = s.Close() }()
 		return other, nil
 	}
-	b.pullers[def.id] = s
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	if ended != nil {
+		b.forgetPuller(s) // it ended before it was known as one
+		return nil, ended
+	}
 	return s, nil
+}
+
+// forgetPuller says that a puller has ended: with its queue, or with the session. The next Get attaches another.
+func (b *Broker) forgetPuller(s *Subscription) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.pullers[s.queue.id] == s {
+		delete(b.pullers, s.queue.id)
+	}
 }

@@ -6,10 +6,12 @@ package bourse_test
 // deadlock that the bubble reports, or is forced by a file system whose syncs are held.
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -329,3 +331,148 @@ func TestWorkTellsCloseFromShutdown(t *testing.T) {
 }
 
 var _ = []any{errors.Is, fmt.Sprint, new(sync.Mutex), synctest.Wait, time.Second, context.Background, storage.OS, require.Equal}
+
+// A message that cannot be read was the end of its batch: what NextBatch had taken behind it stayed on loan, unseen, until
+// its deadline, and AckUpTo settled it.
+func TestNextBatchAfterReadError(t *testing.T) {
+	clock := newHandClock()
+	b := open(t, bourse.Options{Engine: unreadableEngine{onFS(t, new(storage.MemFS))}, Clock: clock}, bourse.Queue{Name: "q"})
+	send(t, b, "q", "1", "2", "unreadable", "4", "5", "6")
+	s := consume(t, b, "q", 6)
+	barrier(t, b, nil)
+	batch, err := s.NextBatch(ctx, 5)
+	require.ErrorIs(t, err, bourse.ErrStorage)
+	require.Equal(t, []string{"1", "2"}, bodies(batch))
+	require.ErrorIs(t, s.AckUpTo(4), bourse.ErrUnknownDelivery) // not handed over
+	require.NoError(t, s.AckUpTo(0))
+	barrier(t, b, nil)
+	require.Equal(t, 4, stats(t, b, "q").Unacked)
+	batch, err = s.NextBatch(ctx, 2)
+	require.NoError(t, err)
+	require.Equal(t, []string{"4", "5"}, bodies(batch))
+	clock.advance(t, b, bourse.DefaultDeadline) // takes back what was returned, what waits and what cannot be read
+	require.ErrorIs(t, batch[0].Ack(), bourse.ErrStaleDelivery)
+	for _, want := range []string{"", "4", "5", "6"} {
+		d, err := s.Next(ctx)
+		if want == "" {
+			require.ErrorIs(t, err, bourse.ErrStorage)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, []any{want, 2, 1}, []any{string(d.Body), d.Deliveries, d.Failures})
+		require.NoError(t, d.Ack())
+	}
+	barrier(t, b, clock)
+	require.Equal(t, 1, stats(t, b, "q").Unacked)
+}
+
+func bodies(ds []*bourse.Delivery) (texts []string) {
+	for _, d := range ds {
+		texts = append(texts, string(d.Body))
+	}
+	return texts
+}
+
+// unreadableEngine cannot read commands that end with the word.
+type unreadableEngine struct{ bourse.Engine }
+
+func (e unreadableEngine) Open(ctx context.Context, shard uint64, m bourse.Machine) (bourse.Log, error) {
+	log, err := e.Engine.Open(ctx, shard, m)
+	return unreadableLog{log}, err
+}
+
+type unreadableLog struct{ bourse.Log }
+
+func (l unreadableLog) Read(ref bourse.Ref, size int, dst []byte) ([]byte, error) {
+	cmd, err := l.Log.Read(ref, size, dst)
+	if err == nil && bytes.HasSuffix(cmd, []byte("unreadable")) {
+		err = errors.New("bad sector")
+	}
+	return cmd, err
+}
+
+// The consumers behind Get outlived their queues, one for each that was ever asked; and after a change of the leader Get
+// went on with one that the new session did not know, and found the broker closed for ever.
+func TestGetForgets(t *testing.T) {
+	e := &leadEngine{Engine: onFS(t, new(storage.MemFS))}
+	b := open(t, bourse.Options{Engine: e})
+	for range 3 {
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+		send(t, b, "q", "a")
+		d, err := b.Get(ctx, "q")
+		require.NoError(t, err)
+		require.Equal(t, 1, b.Pullers())
+		require.NoError(t, b.Delete(ctx, bourse.Queue{Name: "q"}))
+		require.Zero(t, b.Pullers())
+		require.ErrorIs(t, d.Ack(), bourse.ErrQueueGone)
+		_, err = b.Get(ctx, "q")
+		require.ErrorIs(t, err, bourse.ErrNotFound)
+	}
+	require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q"}))
+	send(t, b, "q", "a")
+	d, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	e.machine.Lead(false)
+	require.Zero(t, b.Pullers())
+	_, err = b.Get(ctx, "q")
+	require.ErrorIs(t, err, bourse.ErrNotLeader)
+	e.machine.Lead(true)
+	again, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	require.Equal(t, d.ID, again.ID)
+	require.ErrorIs(t, d.Ack(), bourse.ErrNotLeader)
+	require.NoError(t, again.AckSync(ctx))
+}
+
+// leadEngine lets a test tell the machine of the one shard who leads.
+type leadEngine struct {
+	bourse.Engine
+	machine bourse.Machine
+}
+
+func (e *leadEngine) Open(ctx context.Context, shard uint64, m bourse.Machine) (bourse.Log, error) {
+	e.machine = m
+	return e.Engine.Open(ctx, shard, m)
+}
+
+// A tick that was refused on a full disk was never proposed again: what was due then waited until something else happened.
+func TestTickOnFullDisk(t *testing.T) {
+	clock := newHandClock()
+	e := &fullEngine{Engine: onFS(t, new(storage.MemFS))}
+	b := open(t, bourse.Options{Engine: e, Clock: clock}, bourse.Queue{Name: "q"})
+	send(t, b, "q", "a")
+	d, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	require.NoError(t, d.NackAfter(time.Minute))
+	barrier(t, b, clock)
+	e.full.Store(true)
+	clock.step(clock.Now().Add(time.Minute))
+	clock.rest()
+	e.full.Store(false)
+	require.Equal(t, 1, stats(t, b, "q").Delayed)
+	clock.advance(t, b, time.Second)
+	require.Equal(t, 1, stats(t, b, "q").Ready)
+}
+
+// fullEngine refuses every proposal while it is full.
+type fullEngine struct {
+	bourse.Engine
+	full atomic.Bool
+}
+
+func (e *fullEngine) Open(ctx context.Context, shard uint64, m bourse.Machine) (bourse.Log, error) {
+	log, err := e.Engine.Open(ctx, shard, m)
+	return fullLog{log, e}, err
+}
+
+type fullLog struct {
+	bourse.Log
+	e *fullEngine
+}
+
+func (l fullLog) Propose(p bourse.Proposal) error {
+	if l.e.full.Load() {
+		return bourse.ErrDiskFull
+	}
+	return l.Log.Propose(p)
+}

@@ -20,8 +20,8 @@ type LocalOptions struct {
 	Logger *slog.Logger // nil: discard
 	// SegmentBytes is the size of a file of the log. Default 16 MiB, 1 MiB in memory.
 	SegmentBytes int
-	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how
-	// much an open must replay. Default 64 MiB, 4 MiB in memory.
+	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how much an open
+	// must replay; with a large state it is eight times the size of the last checkpoint. Default 64 MiB, 4 MiB in memory.
 	CheckpointBytes int64
 }
 
@@ -72,12 +72,10 @@ type localEngine struct {
 	log   *slog.Logger
 	every int64 // bytes of log between checkpoints, at least
 
-	// ready is closed over by commit: shards that are open. Guarded by mu; the map is changed by Open
-	// and Close of logs, read for each batch.
-	mu       sync.Mutex
-	shards   map[uint64]*localShard
-	unopened map[uint64]*recovered // what the directory holds for shards that were not opened yet
-	running  bool                  // the log has been replayed
+	mu       sync.Mutex             // guards below, but not the atomics
+	shards   map[uint64]*localShard // that are open; changed by Open and Close of logs, read for each batch
+	unopened map[uint64]*recovered  // what the directory holds for shards that were not opened yet
+	running  bool                   // the log has been replayed
 	closed   bool
 	saving   sync.WaitGroup // the checkpoint that is being written
 	busy     atomic.Bool    // there is one

@@ -70,7 +70,7 @@ func (m *machine) add(q *queue) {
 	slices.SortFunc(m.order, func(a, b *queue) int { return cmp.Compare(a.def.id, b.def.id) })
 }
 
-// verdict of apply on one command: the answer, and how many references to the command the queues took.
+// applied is what came of one command: the answer, and how many references to the command the queues took.
 type applied struct {
 	answer Answer
 	kept   int
@@ -237,9 +237,6 @@ func (m *machine) tick(out []effect) []effect {
 		q := m.at(t.queue)
 		q.timer = 0
 		out = m.touch(q, out)
-	}
-	if m.woken <= m.now {
-		m.woken = 0 // that wake is used up: what a step limit has left must ask for another
 	}
 	return out
 }

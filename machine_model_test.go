@@ -194,7 +194,7 @@ func (r *report) add(e *effect) {
 	case effectGone:
 		r.gone = append(r.gone, tag)
 	case effectForward:
-		r.forward = append(r.forward, plainDeath{e.queue, e.seq, e.ref, e.size, e.reason.String(), e.note, e.at})
+		r.forward = append(r.forward, plainDeath{e.queue, e.seq, e.ref, e.size, e.failures, e.reason.String(), e.note, e.at})
 	case effectFree:
 		r.freed = append(r.freed, e.ref)
 	case effectTopology:

@@ -95,6 +95,7 @@ type plainDeath struct {
 	seq    uint64
 	ref    Ref
 	size   uint32
+	failed uint32
 	reason string
 	note   string
 	at     instant
@@ -331,7 +332,7 @@ func (q *plainQueue) die(m *plainMessage, reason, note string, r *report) {
 }
 
 func (q *plainQueue) death(m *plainMessage) plainDeath {
-	return plainDeath{queue: q.id, seq: m.seq, ref: m.ref, size: m.size, reason: m.reason, note: m.note, at: m.at}
+	return plainDeath{queue: q.id, seq: m.seq, ref: m.ref, size: m.size, failed: m.failures, reason: m.reason, note: m.note, at: m.at}
 }
 
 func (q *plainQueue) remove(m *plainMessage, r *report) {

@@ -40,7 +40,7 @@ type refMessage struct {
 
 func (m *refMessage) history() (short string) {
 	for _, d := range m.deaths {
-		short += fmt.Sprintf("%s/%s/%d ", d.Queue, d.Reason, d.Count)
+		short += fmt.Sprintf("%s/%s/%d/%d ", d.Queue, d.Reason, d.Count, d.Failures)
 	}
 	return short
 }
@@ -427,7 +427,7 @@ func (r *reference) moveDead() {
 	for len(r.dead) > 0 {
 		d := r.dead[0]
 		r.dead = r.dead[1:]
-		m := &refMessage{d.e.m.Message, bury(d.e.m.deaths, d.q.Name, d.reason)}
+		m := &refMessage{d.e.m.Message, bury(d.e.m.deaths, d, d.reason)}
 		dl := d.q.DeadLetter
 		if dl.Exchange == "" {
 			r.enqueue(m, r.queues[:1])
@@ -448,9 +448,9 @@ func (r *reference) moveDead() {
 			m.Exchange, m.RoutingKey = dl.Exchange, key
 		}
 		if len(found) == 0 {
-			m.deaths = bury(m.deaths, d.q.Name, bourse.ReasonUnroutable)
+			m.deaths = bury(m.deaths, d, bourse.ReasonUnroutable)
 		} else if len(targets) < len(found) {
-			m.deaths = bury(m.deaths, d.q.Name, bourse.ReasonCycle)
+			m.deaths = bury(m.deaths, d, bourse.ReasonCycle)
 		}
 		if len(targets) < max(len(found), 1) {
 			targets = append(targets, r.queues[0])
@@ -459,16 +459,17 @@ func (r *reference) moveDead() {
 	}
 }
 
-func bury(history []bourse.Death, queue, reason string) []bourse.Death {
-	d := bourse.Death{Queue: queue, Reason: reason}
+func bury(history []bourse.Death, of refDeath, reason string) []bourse.Death {
+	d := bourse.Death{Queue: of.q.Name, Reason: reason}
 	rest := slices.DeleteFunc(slices.Clone(history), func(h bourse.Death) bool {
-		if h.Queue != queue || h.Reason != reason {
+		if h.Queue != d.Queue || h.Reason != reason {
 			return false
 		}
 		d = h
 		return true
 	})
 	d.Count++
+	d.Failures = of.e.failures
 	return append([]bourse.Death{d}, rest...)
 }
 

@@ -345,7 +345,7 @@ func (s *sequence) delivered(d *bourse.Delivery, want *refLoan) {
 	}
 	have := view{string(d.Body), d.Exchange, d.RoutingKey, "", d.Priority, d.Tag, d.Deliveries, d.Failures}
 	for _, x := range d.Deaths {
-		have.deaths += fmt.Sprintf("%s/%s/%d ", x.Queue, x.Reason, x.Count)
+		have.deaths += fmt.Sprintf("%s/%s/%d/%d ", x.Queue, x.Reason, x.Count, x.Failures)
 	}
 	m := want.m
 	require.Equal(s.t, view{string(m.Body), m.Exchange, m.RoutingKey, m.history(), m.Priority, want.tag, want.deliveries,

@@ -18,8 +18,7 @@ type mover struct {
 
 	mu      sync.Mutex    // guards below; taken under shard.mu
 	waiting []effect      // forward effects in order
-	signal  chan struct{} // capacity 1; sent by add and stop, received by run
-	stopped bool
+	signal  chan struct{} // capacity 1; sent by add, received by run
 }
 
 func newMover(b *Broker) *mover {
@@ -35,10 +34,6 @@ func (v *mover) add(e effect) {
 	v.mu.Lock()
 	v.waiting = append(v.waiting, e)
 	v.mu.Unlock()
-	v.wake()
-}
-
-func (v *mover) wake() {
 	select {
 	case v.signal <- struct{}{}:
 	default:
@@ -47,30 +42,29 @@ func (v *mover) wake() {
 
 // stop makes run return after the move it is at, and waits for that.
 func (v *mover) stop() {
-	v.mu.Lock()
-	v.stopped = true
-	v.mu.Unlock()
 	v.quit()
-	v.wake()
 	<-v.done
 }
 
 // run moves what comes until stop.
 func (v *mover) run() {
 	defer close(v.done)
-	for {
+	for v.over.Err() == nil {
 		v.mu.Lock()
-		batch, stopped := v.waiting, v.stopped
+		batch := v.waiting
 		v.waiting = nil
 		v.mu.Unlock()
-		if stopped {
-			return
-		}
 		for i := range batch {
+			if v.over.Err() != nil {
+				return
+			}
 			v.move(&batch[i])
 		}
 		if len(batch) == 0 {
-			<-v.signal
+			select {
+			case <-v.signal:
+			case <-v.over.Done():
+			}
 		}
 	}
 }
@@ -108,6 +102,9 @@ func (v *mover) move(order *effect) {
 	def, ok := t.queueByID(order.queue)
 	if !ok || p.source == nil {
 		return // deleted, and its messages with it
+	}
+	if !p.source.isDying(order.queue, order.seq) {
+		return // the order came twice, as at each change of the leader: its body may be gone by now
 	}
 	if err := p.read(); err != nil {
 		v.b.log.Error("a dead message cannot be read and stays where it died",
@@ -171,8 +168,8 @@ func (p *moving) read() error {
 // exchange does not exist, leads nowhere or leads round in a circle, the message is parked.
 func (p *moving) address(t *topology, def queueDef) {
 	death := Death{
-		Queue: def.Name, Reason: p.order.reason.String(), Count: 1, Exchange: p.message.Exchange,
-		RoutingKey: p.message.RoutingKey, Note: p.order.note,
+		Queue: def.Name, Reason: p.order.reason.String(), Count: 1, Failures: int(p.order.failures),
+		Exchange: p.message.Exchange, RoutingKey: p.message.RoutingKey, Note: p.order.note,
 	}
 	death.First = time.Unix(0, int64(p.order.at))
 	death.Last = death.First

@@ -219,7 +219,7 @@ func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []e
 func (q *queue) forwardEffect(d dying) effect {
 	return effect{
 		kind: effectForward, queue: q.def.id, seq: d.seq, ref: d.ref, size: d.size,
-		reason: d.reason, note: d.note, at: d.at,
+		failures: d.failures, reason: d.reason, note: d.note, at: d.at,
 	}
 }
 

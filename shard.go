@@ -29,6 +29,7 @@ type shard struct {
 	turned    chan struct{}   // closed when serving or leading changes, and replaced
 	over      bool            // it is being closed; serving stays as it is
 	starts    sync.WaitGroup  // goroutines that open a session
+	turns     uint64          // times it began to lead
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
 }
@@ -72,7 +73,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 		case e.kind == effectTopology:
 			s.b.placement.changed(s.m.topology)
 			continue
-		case !s.leading:
+		case !s.leading || s.log == nil: // leadLocked orders it anew
 			continue
 		}
 		switch e.kind {
@@ -91,7 +92,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			}
 		case effectGone:
 			if sub := s.subs[e.consumer]; sub != nil {
-				sub.end(ErrQueueGone)
+				s.endLocked(sub, ErrQueueGone)
 			}
 		case effectForward:
 			s.b.mover.add(*e)
@@ -120,12 +121,19 @@ func (s *shard) setWakeLocked(at instant) {
 	if at == 0 || s.b.closing.Load() {
 		return
 	}
-	s.stopWake = s.b.clock.AfterFunc(time.Duration(at-s.b.now()), func() {
-		// An error means that the log is closed or failed: then nothing is due any more.
-		_ = s.log.Propose(&posting{b: s.b, encode: func(dst []byte, now instant) []byte {
-			return appendTick(dst, max(now, at))
-		}})
-	})
+	s.stopWake = s.b.clock.AfterFunc(time.Duration(at-s.b.now()), func() { s.ring(at) })
+}
+
+// retryRing is the pause after a tick that did not find room on a full disk.
+const retryRing = time.Second
+
+// ring proposes the tick that is due at. The machine asks once for it, so a full disk must not swallow it. Another error means
+// that the log is closed, has failed or is led elsewhere: then nothing is due here any more.
+func (s *shard) ring(at instant) {
+	err := s.post(func(dst []byte, now instant) []byte { return appendTick(dst, max(now, at)) })
+	if errors.Is(err, ErrDiskFull) {
+		s.b.clock.AfterFunc(retryRing, func() { s.ring(at) })
+	}
 }
 
 // opened gives the shard its log, and starts what had to wait for it.
@@ -154,7 +162,7 @@ func (s *shard) Lead(leading bool) {
 		s.setWakeLocked(0)
 		s.serveLocked(errNoSession)
 		for _, sub := range s.subs {
-			sub.end(s.b.lostLog)
+			s.endLocked(sub, s.b.lostLog)
 		}
 	}
 }
@@ -163,15 +171,21 @@ func (s *shard) Lead(leading bool) {
 func (s *shard) leadLocked() {
 	s.out = s.m.lead(s.out[:0])
 	s.run(nil, s.out)
+	s.turns++
+	turn := s.turns
 	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
 		answer, err := s.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
 			return appendOpen(dst, at, s.lost)
 		})
+		if err != nil {
+			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if err != nil {
-			s.b.log.Warn("no session was opened", "shard", s.number, "err", err)
-			s.serveLocked(err)
+			if turn == s.turns { // else another open is on its way, or has come
+				s.serveLocked(err)
+			}
 			return
 		}
 		// If leadership was lost and won again meanwhile, another open is on its way. It ends this session, and
@@ -183,7 +197,7 @@ func (s *shard) leadLocked() {
 		s.session, s.consumers = session, 0
 		for id, sub := range s.subs {
 			if id.session() != session {
-				sub.end(s.b.lostLog)
+				s.endLocked(sub, s.b.lostLog)
 			}
 		}
 		s.serveLocked(nil)
@@ -265,6 +279,14 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 	return nil
 }
 
+// isDying reports whether the message still waits to be moved.
+func (s *shard) isDying(queue queueID, seq uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.m.queues[queue]
+	return q != nil && q.isDying(seq)
+}
+
 // newConsumer gives an id that was never used before.
 func (s *shard) newConsumer() consumerID {
 	s.mu.Lock()
@@ -285,15 +307,19 @@ func (s *shard) unregister(sub *Subscription) {
 	delete(s.subs, sub.id)
 }
 
-// subscriptions returns those that are registered.
-func (s *shard) subscriptions() []*Subscription {
+// endLocked ends a subscription whose consumer is gone from the machine, or will be: there is nothing more to tell it.
+func (s *shard) endLocked(sub *Subscription, err error) {
+	sub.end(err)
+	delete(s.subs, sub.id)
+}
+
+// endAll ends all subscriptions.
+func (s *shard) endAll(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*Subscription, 0, len(s.subs))
 	for _, sub := range s.subs {
-		all = append(all, sub)
+		s.endLocked(sub, err)
 	}
-	return all
 }
 
 // posting is a proposal whose outcome nobody waits for.
@@ -359,15 +385,10 @@ func (s *shard) close(why error) error {
 	s.serveLocked(why)
 	s.over = true
 	s.mu.Unlock()
-	end := func() {
-		for _, sub := range s.subscriptions() {
-			sub.end(why)
-		}
-	}
-	end()
+	s.endAll(why)
 	// An error means that the log has failed or leads elsewhere: the messages come back from there.
 	_ = s.post(func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })
-	end()
+	s.endAll(why)
 	err := s.log.Close()
 	s.starts.Wait()
 	return err

@@ -1,10 +1,12 @@
 package bourse
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"sync"
 	"time"
 )
@@ -14,8 +16,9 @@ type SubscribeOptions struct {
 	// Prefetch bounds the unacked deliveries of the subscription, those not yet taken by
 	// Next included. Default and maximum: MaxPrefetch.
 	Prefetch int
-	// AutoAck settles each delivery when Next hands it over: at most once. A crash loses what was handed
-	// over and not done.
+	// AutoAck settles each delivery when Next hands it over: who then fails, or crashes, has lost it. Not quite at most once:
+	// the ack is in the log with the next commit, and a crash, or a Close at that moment, may come before it. Then the
+	// message comes again, counted by a crash as a failure.
 	AutoAck bool
 }
 
@@ -30,11 +33,11 @@ type Subscription struct {
 	err   error     // of that Close; written by once
 
 	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
-	buffer  []lent     // what the machine has lent and Next has not taken: buffer[first:]
+	buffer  []lent     // what the machine has lent and Next has not taken, by tag: buffer[first:]
 	first   int
-	handed  uint64              // highest tag that Next has taken
+	handed  uint64              // highest tag that Next has returned
 	ackedTo uint64              // highest tag that AckUpTo has settled
-	stale   map[uint64]struct{} // handed tags that were taken back; nil until there is one
+	stale   map[uint64]struct{} // tags that were taken back when they were not in buffer; nil until there is one
 	ended   error               // why nothing comes any more
 	signal  chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 
@@ -53,6 +56,8 @@ type lent struct {
 	deliveries uint32
 	failures   uint32
 }
+
+func (l lent) compareTag(tag uint64) int { return cmp.Compare(l.tag, tag) }
 
 func (e *effect) lent() lent {
 	return lent{
@@ -140,13 +145,9 @@ func (s *Subscription) push(l lent) {
 func (s *Subscription) withdraw(tag uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if tag > s.handed {
-		for i := s.first; i < len(s.buffer); i++ {
-			if s.buffer[i].tag == tag {
-				s.buffer = append(s.buffer[:i], s.buffer[i+1:]...)
-				return
-			}
-		}
+	if i, found := slices.BinarySearchFunc(s.buffer[s.first:], tag, lent.compareTag); found {
+		s.buffer = slices.Delete(s.buffer, s.first+i, s.first+i+1)
+		return
 	}
 	if s.stale == nil {
 		s.stale = make(map[uint64]struct{})
@@ -162,6 +163,7 @@ func (s *Subscription) end(err error) {
 		s.buffer, s.first = nil, 0
 	}
 	s.mu.Unlock()
+	s.b.forgetPuller(s)
 	s.wake()
 }
 
@@ -195,15 +197,39 @@ func (s *Subscription) pop(dst []lent, limit int) ([]lent, error) {
 	n := min(limit, len(s.buffer)-s.first)
 	dst = append(dst, s.buffer[s.first:s.first+n]...)
 	s.first += n
-	if n > 0 {
-		s.handed = max(s.handed, dst[len(dst)-1].tag)
-	}
 	if s.first == len(s.buffer) {
 		s.buffer, s.first = s.buffer[:0], 0
 	} else {
 		s.wake() // there is more, for another goroutine
 	}
 	return dst, nil
+}
+
+// putBack returns what was popped and not delivered to its place. Another goroutine may have done so as well, so it need
+// not be before all that is there.
+func (s *Subscription) putBack(rest []lent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rest = slices.DeleteFunc(rest, func(l lent) bool { return s.overLocked(l.tag) })
+	if s.ended != nil || len(rest) == 0 {
+		return
+	}
+	s.buffer, s.first = slices.Concat(rest, s.buffer[s.first:]), 0
+	slices.SortFunc(s.buffer, func(a, b lent) int { return a.compareTag(b.tag) })
+	s.wake()
+}
+
+// handOver says that deliveries up to tag are the caller's from now on.
+func (s *Subscription) handOver(tag uint64) {
+	s.mu.Lock()
+	s.handed = max(s.handed, tag)
+	s.mu.Unlock()
+}
+
+// overLocked reports whether a loan that was popped is over: taken back, or acked by AckUpTo.
+func (s *Subscription) overLocked(tag uint64) bool {
+	_, stale := s.stale[tag]
+	return stale || tag <= s.ackedTo
 }
 
 // wait takes between 1 and limit loans, appended to dst; it blocks until there is one, ctx ends or
@@ -239,13 +265,14 @@ func (s *Subscription) Next(ctx context.Context) (*Delivery, error) {
 			return nil, s.describe("next", err)
 		}
 		if d != nil {
+			s.handOver(d.Tag)
 			return d, nil
 		}
 	}
 }
 
 // NextBatch returns between 1 and limit deliveries, as many as are there, and blocks until there is one.
-// Errors as Next; deliveries may come together with an error.
+// Errors as Next; deliveries may come together with an error, and what lay behind the error comes with the next call.
 func (s *Subscription) NextBatch(ctx context.Context, limit int) ([]*Delivery, error) {
 	if limit < 1 {
 		return nil, s.describe("next", &InvalidError{"limit", fmt.Sprintf("%d, must be at least 1", limit)})
@@ -257,16 +284,21 @@ func (s *Subscription) NextBatch(ctx context.Context, limit int) ([]*Delivery, e
 		}
 		batch := make([]*Delivery, 0, len(got))
 		for i := range got {
-			d, err := s.deliver(&got[i])
-			if err != nil {
-				return batch, s.describe("next", err)
+			d, failed := s.deliver(&got[i])
+			if failed != nil {
+				err = s.describe("next", failed)
+				s.putBack(got[i+1:])
+				break
 			}
 			if d != nil {
 				batch = append(batch, d)
 			}
 		}
-		if len(batch) > 0 {
-			return batch, nil
+		if n := len(batch); n > 0 {
+			s.handOver(batch[n-1].Tag)
+		}
+		if len(batch) > 0 || err != nil {
+			return batch, err
 		}
 	}
 }
@@ -287,22 +319,22 @@ func (s *Subscription) All(ctx context.Context) iter.Seq2[*Delivery, error] {
 	}
 }
 
-// deliver reads what was lent. Nil without an error: it was taken back meanwhile.
+// deliver reads what was lent. Nil without an error: the loan ended meanwhile.
 func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 	d := &Delivery{
 		Queue: s.queue.Name, Tag: l.tag, Deliveries: int(l.deliveries), Failures: int(l.failures),
 		EnqueuedAt: time.Unix(0, int64(l.arrived)),
 	}
-	d.loan = settlement{sub: s, tag: l.tag, slot: l.slot, deadline: l.deadline}
+	d.loan.sub, d.loan.tag, d.loan.slot = s, l.tag, l.slot
+	d.loan.deadline.Store(int64(l.deadline))
 	if err := s.shard.read(l.ref, l.size, d); err != nil {
 		s.mu.Lock()
-		_, stale := s.stale[l.tag]
-		ended := s.ended
+		over, ended := s.overLocked(l.tag), s.ended
 		s.mu.Unlock()
 		switch {
 		case ended != nil:
 			return nil, ended
-		case stale:
+		case over:
 			return nil, nil
 		}
 		return nil, fmt.Errorf("message %d: %w: %w", l.seq, ErrStorage, err)

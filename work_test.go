@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/boursemq/bourse"
@@ -47,6 +49,10 @@ func TestHandlerResults(t *testing.T) {
 			Dead: 1}, note: "panic: boom"},
 		"a panic with an error": {h: func(context.Context, *bourse.Delivery) error { panic(failure) }, want: bourse.QueueStats{Failed: 3,
 			Dead: 1}, note: "panic: failure"},
+		"Goexit nacks": {h: func(context.Context, *bourse.Delivery) error { runtime.Goexit(); return nil },
+			want: bourse.QueueStats{Failed: 3, Dead: 1}, note: "the handler called runtime.Goexit"},
+		"Goexit after a verdict": {h: func(_ context.Context, d *bourse.Delivery) error { _ = d.Ack(); runtime.Goexit(); return nil },
+			want: bourse.QueueStats{Acked: 1}},
 		"Reject": {h: func(context.Context, *bourse.Delivery) error { return bourse.Reject(failure) },
 			want: bourse.QueueStats{Failed: 1, Dead: 1}, note: "failure"},
 		"Reject, wrapped": {h: func(context.Context, *bourse.Delivery) error { return fmt.Errorf("job: %w", bourse.Reject(failure)) },
@@ -83,6 +89,70 @@ func TestHandlerResults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Extend prolongs, or shortens, the ctx of the handler with the loan. WorkOptions.Timeout ends it all the same, and so does a
+// loan that was over before Extend came into the log.
+func TestExtendMovesTheHandlersContext(t *testing.T) {
+	for name, c := range map[string]struct {
+		timeout, after, by time.Duration // Extend(by) after a while, once
+		want               time.Duration // until ctx ends
+	}{
+		"not at all":         {after: time.Hour, want: 10 * time.Second},
+		"longer":             {after: 9 * time.Second, by: time.Minute, want: 69 * time.Second},
+		"shorter":            {after: time.Second, by: time.Second, want: 2 * time.Second},
+		"up to Timeout":      {timeout: 30 * time.Second, after: 9 * time.Second, by: time.Minute, want: 30 * time.Second},
+		"Timeout was enough": {timeout: 5 * time.Second, after: 4 * time.Second, by: time.Minute, want: 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b, err := bourse.NewBroker(ctx, bourse.Options{})
+				require.NoError(t, err)
+				require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q", AckDeadline: 10 * time.Second}))
+				send(t, b, "q", "a")
+				stop, end := context.WithCancel(ctx)
+				require.NoError(t, b.Work(stop, "q", func(ctx context.Context, d *bourse.Delivery) error {
+					start := time.Now()
+					defer time.AfterFunc(c.after, func() {
+						assert.NoError(t, d.Extend(c.by))
+						assert.Equal(t, start.Add(c.after+c.by), d.Deadline().In(start.Location()))
+					}).Stop()
+					<-ctx.Done()
+					assert.Equal(t, c.want, time.Since(start))
+					assert.ErrorIs(t, context.Cause(ctx), context.DeadlineExceeded)
+					end()
+					return nil
+				}, bourse.WorkOptions{Timeout: c.timeout}))
+				require.NoError(t, b.Close())
+			})
+		})
+	}
+}
+
+// The loan ended in the log before Extend came there. Extend cannot say so, but the ctx ends.
+func TestExtendTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fs := newHeldFS()
+		b, err := bourse.NewBroker(ctx, bourse.Options{Engine: onFS(t, fs)})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q", AckDeadline: 10 * time.Second}))
+		send(t, b, "q", "a")
+		require.ErrorIs(t, b.Work(ctx, "q", func(ctx context.Context, d *bourse.Delivery) error {
+			start := time.Now()
+			fs.hold(true)
+			deleted := make(chan error)
+			go func() { deleted <- b.Delete(context.WithoutCancel(ctx), bourse.Queue{Name: "q"}) }()
+			synctest.Wait() // it is in the log, and its sync is held
+			assert.NoError(t, d.Extend(time.Minute))
+			assert.NoError(t, ctx.Err())
+			fs.hold(false)
+			assert.NoError(t, <-deleted)
+			<-ctx.Done()
+			assert.Zero(t, time.Since(start))
+			return nil
+		}, bourse.WorkOptions{}), bourse.ErrQueueGone)
+		require.NoError(t, b.Close())
+	})
 }
 
 func TestTypedHandler(t *testing.T) {

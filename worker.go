@@ -11,9 +11,9 @@ import (
 )
 
 // Handler works on one delivery and settles it by its result: nil acks, an error nacks, Reject(err) rejects,
-// RetryAfter(err, pause) nacks with that pause. A panic counts as an error. A handler may also give the verdict
-// itself; its result is then ignored. ctx ends at the deadline of the delivery, or after the grace of a Work
-// that stops.
+// RetryAfter(err, pause) nacks with that pause. A panic counts as an error, and so does runtime.Goexit, which
+// testing.T.FailNow calls. A handler may also give the verdict itself; its result is then ignored. ctx ends at the deadline
+// of the delivery, which Delivery.Extend moves, or after the grace of a Work that stops.
 type Handler func(ctx context.Context, d *Delivery) error
 
 // WorkOptions are the choices of a Work.
@@ -122,15 +122,27 @@ func (w *work) run(ctx context.Context) error {
 
 	var handlers sync.WaitGroup
 	failed := make(chan error, w.opts.Concurrency)
-	for range w.opts.Concurrency {
+	var start func()
+	start = func() {
 		// Each ends when intake does or the subscription fails, and its last handler returns; run waits for
-		// them, but for no longer than the grace.
+		// them, but for no longer than the grace. If a handler ends the goroutine another takes its place.
 		handlers.Go(func() {
-			if err := w.loop(intake, handling); err != nil {
+			returned := false
+			defer func() {
+				if !returned {
+					start()
+				}
+			}()
+			err := w.loop(intake, handling)
+			returned = true
+			if err != nil {
 				stopIntake()
 				failed <- err
 			}
 		})
+	}
+	for range w.opts.Concurrency {
+		start()
 	}
 	done := make(chan struct{})
 	go func() { // ends with the handlers
@@ -184,15 +196,25 @@ func (w *work) loop(intake, handling context.Context) error {
 
 func (w *work) handle(ctx context.Context, d *Delivery) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	// The deadline counts from when the message was lent, and it may have waited for this handler.
-	left := d.Deadline().Sub(w.b.clock.Now())
+	limit := &timeLimit{clock: w.b.clock, cancel: cancel}
 	if w.opts.Timeout > 0 {
-		left = min(left, w.opts.Timeout)
+		limit.most = w.b.clock.Now().Add(w.opts.Timeout)
 	}
-	stop := w.b.clock.AfterFunc(left, func() { cancel(context.DeadlineExceeded) })
-	err := w.protected(ctx, d)
-	stop()
-	cancel(nil)
+	d.loan.limit = limit
+	limit.move(d.Deadline()) // it counts from when the message was lent, and it may have waited for this handler
+	err := errGoexit
+	defer func() {
+		limit.end(nil)
+		w.settle(d, err)
+	}()
+	err = w.protected(ctx, d)
+}
+
+// errGoexit is the result of a handler that did not return and did not panic.
+var errGoexit = errors.New("the handler called runtime.Goexit")
+
+// settle makes the result of a handler the verdict.
+func (w *work) settle(d *Delivery, err error) {
 	var verdict error
 	var reject rejection
 	var retry retryAfter
@@ -213,15 +235,77 @@ func (w *work) handle(ctx context.Context, d *Delivery) {
 	}
 }
 
-// protected calls the handler and makes a panic an error.
+// timeLimit ends the ctx of a handler when the deadline of its delivery comes. A nil one does nothing.
+type timeLimit struct {
+	clock  Clock // fixed, as cancel and most are
+	cancel context.CancelCauseFunc
+	most   time.Time // the deadline of WorkOptions.Timeout; zero: none
+
+	mu   sync.Mutex // guards below; leaf lock
+	turn int        // counts moves: a timer that was moved just as it fired does nothing
+	stop func() bool
+	over bool
+}
+
+// move sets the end of the ctx to deadline, or to most if that comes first.
+func (t *timeLimit) move(deadline time.Time) {
+	if t == nil {
+		return
+	}
+	if !t.most.IsZero() && t.most.Before(deadline) {
+		deadline = t.most
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return
+	}
+	if t.stop != nil {
+		t.stop()
+	}
+	t.turn++
+	turn := t.turn
+	t.stop = t.clock.AfterFunc(deadline.Sub(t.clock.Now()), func() {
+		t.mu.Lock()
+		due := turn == t.turn && !t.over
+		t.over = t.over || due
+		t.mu.Unlock()
+		if due {
+			t.cancel(context.DeadlineExceeded)
+		}
+	})
+}
+
+// end ends the ctx now, for good.
+func (t *timeLimit) end(cause error) {
+	if t == nil {
+		return
+	}
+	t.mu.Lock()
+	t.over = true
+	if t.stop != nil {
+		t.stop()
+	}
+	t.mu.Unlock()
+	t.cancel(cause)
+}
+
+// protected calls the handler and makes a panic an error. It does not return if the handler ends its goroutine.
 func (w *work) protected(ctx context.Context, d *Delivery) (err error) {
+	returned := false
 	defer func() {
-		if p := recover(); p != nil {
+		if p := recover(); p == nil {
+			if !returned {
+				w.b.log.Error("a handler ended its goroutine", "queue", d.Queue, "tag", d.Tag)
+			}
+		} else {
 			w.b.log.Error("a handler panicked", "queue", d.Queue, "tag", d.Tag, "err", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
-	return w.h(ctx, d)
+	err = w.h(ctx, d)
+	returned = true
+	return err
 }
 
 // Codec turns values of T into bodies and back.

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log"
 
 	"github.com/boursemq/bourse"
@@ -15,7 +14,7 @@ func main() {
 	check(err)
 	check(b.Declare(ctx, bourse.Queue{Name: "mail"}))
 	check(b.Publish(ctx, bourse.Message{RoutingKey: "mail", Body: []byte("hello, world")}))
-	send := func(_ context.Context, d *bourse.Delivery) error { fmt.Printf("%s\n", d.Body); stop(); return nil }
+	send := func(_ context.Context, d *bourse.Delivery) error { log.Printf("%s", d.Body); stop(); return nil }
 	check(b.Work(ctx, "mail", send, bourse.WorkOptions{})) // until stop; nil acks, an error retries
 	check(b.Close())
 }

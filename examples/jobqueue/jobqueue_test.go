@@ -90,7 +90,7 @@ func TestKilledRunsFindTheSame(t *testing.T) {
 	want := totals(t, out)
 	for _, part := range []string{
 		"total    87 files parsed, 3 failed; 87 functions, ",
-		"failed   3/f07.go: died of delivery_limit (1): 3:6: expected 'IDENT', found '{'",
+		"failed   3/f07.go: died of delivery_limit after 4 failures: 3:6: expected 'IDENT', found '{'",
 		"queue    90 jobs, 99 deliveries: 9 again",
 		"urgent   9 files match urgent_*.go; they were results 1 to ",
 	} {

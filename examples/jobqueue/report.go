@@ -105,7 +105,7 @@ func report(out io.Writer, b *bourse.Broker, c *collector, urgent string, p *pro
 			fmt.Fprintf(out, "         and %s more\n", number(len(failed)-listed))
 			break
 		}
-		fmt.Fprintf(out, "failed   %s: died of %s (%d)", o.Path, o.death.Reason, o.death.Count)
+		fmt.Fprintf(out, "failed   %s: died of %s after %s", o.Path, o.death.Reason, failures(o.death.Failures))
 		if o.death.Note != "" {
 			fmt.Fprintf(out, ": %s", strings.TrimPrefix(o.death.Note, o.Path+":"))
 		}
@@ -121,6 +121,13 @@ func report(out io.Writer, b *bourse.Broker, c *collector, urgent string, p *pro
 	fmt.Fprintf(out, "time     %.1f s, %s jobs in this run, %.0f jobs/s\n", time.Since(started).Seconds(),
 		number(p.now()), float64(p.now())/max(p.took.Seconds(), 0.001))
 	return nil
+}
+
+func failures(n int) string {
+	if n == 1 {
+		return "1 failure"
+	}
+	return number(n) + " failures"
 }
 
 // number writes n with a comma between thousands.
