@@ -19,6 +19,11 @@ type Options struct {
 	// broker closes it.
 	Engine Engine
 
+	// Preallocate is how many bytes of log are kept prepared on disk: written with zeros, in the background, and used again
+	// when their messages are gone. Writing to prepared space costs about half of growing into new space, so it pays
+	// where bursts must be confirmed fast. Default 32 MiB; at most 64 GiB. Without effect in memory or with an Engine.
+	Preallocate int64
+
 	Clock  Clock        // nil: the system's
 	Logger *slog.Logger // nil: discard
 
@@ -35,6 +40,7 @@ const (
 	maxPending          = 1_000_000
 	defaultPendingBytes = 64 << 20
 	maxPendingBytes     = 1 << 30
+	maxPreallocate      = 64 << 30
 )
 
 // withDefaults returns the options completed, or an *InvalidError.
@@ -50,6 +56,9 @@ func (o Options) withDefaults() (Options, error) {
 			*v = def
 		}
 		return nil
+	}
+	if o.Preallocate < 0 || o.Preallocate > maxPreallocate {
+		return o, invalid("Options.Preallocate", "%d, must be 0 to %d", o.Preallocate, int64(maxPreallocate))
 	}
 	pendingBytes := int(min(o.MaxPendingBytes, maxPendingBytes+1))
 	err := errors.Join(
@@ -123,7 +132,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.waitings.New = newWaiting
 	b.mover = newMover(b)
 	if b.engine == nil {
-		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger}); err != nil {
+		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger, Preallocate: opts.Preallocate}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
 		}
 	}

@@ -20,6 +20,8 @@ type LocalOptions struct {
 	Logger *slog.Logger // nil: discard
 	// SegmentBytes is the size of a file of the log. Default 16 MiB, 1 MiB in memory.
 	SegmentBytes int
+	// Preallocate is how much log is kept prepared, see Options.Preallocate. Default: two segments.
+	Preallocate int64
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how much an open
 	// must replay; with a large state it is eight times the size of the last checkpoint. Default 64 MiB, 4 MiB in memory.
 	CheckpointBytes int64
@@ -52,9 +54,17 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	if opts.CheckpointBytes == 0 {
 		opts.CheckpointBytes = defaultCheckpointBytes
 	}
+	spare := 0 // the log's default
+	if opts.Preallocate > 0 {
+		size := int64(opts.SegmentBytes)
+		if size == 0 {
+			size = storage.DefaultSegmentBytes
+		}
+		spare = int((opts.Preallocate + size - 1) / size)
+	}
 	e := &localEngine{log: opts.Logger, every: opts.CheckpointBytes, shards: make(map[uint64]*localShard)}
 	log, err := storage.Open(dir, storage.Options{
-		FS: opts.FS, SegmentBytes: opts.SegmentBytes, CacheBytes: cache, Logger: opts.Logger, Commit: e.commit,
+		FS: opts.FS, SegmentBytes: opts.SegmentBytes, Spare: spare, CacheBytes: cache, Logger: opts.Logger, Commit: e.commit,
 	})
 	if err != nil {
 		return nil, storageError(err)

@@ -48,12 +48,17 @@ type delivery struct {
 	body []byte // the consumer's own
 }
 
+// logBytes is how much log a run may need: the size of the floor's file, and of what the broker is told to keep prepared.
+func (c Config) logBytes(sizes recordSizes) int64 {
+	if c.Messages > 0 {
+		return min(int64(c.Messages)*int64(sizes.publish+sizes.ack)+bufferAtOnce, floorMost)
+	}
+	return min(int64(c.Duration.Seconds()*floorPerSecond), floorMost)
+}
+
 // openFloor makes a floor whose file holds all that a run of cfg can write.
 func openFloor(cfg Config, sizes recordSizes) (*floor, error) {
-	size := min(int64(cfg.Duration.Seconds()*floorPerSecond), floorMost)
-	if cfg.Messages > 0 {
-		size = min(int64(cfg.Messages)*int64(sizes.publish+sizes.ack)+bufferAtOnce, floorMost)
-	}
+	size := cfg.logBytes(sizes)
 	log, err := openLog(cfg.Dir, "floor", size, tellFloor)
 	return &floor{log, sizes}, err
 }

@@ -56,7 +56,8 @@ func (l *Log) prepare() {
 	}
 }
 
-// keepFree is how many segments that nobody needs are kept for use, besides the spares.
+// keepFree is how many segments that nobody needs are kept for use, besides the spares; if more spares are asked for, so
+// many.
 const keepFree = 4
 
 // prepareOne makes one spare if one is missing, and reports whether to look again.
@@ -66,10 +67,17 @@ func (l *Log) prepareOne() bool {
 		l.mu.Unlock()
 		return false
 	}
-	if len(l.spares) >= l.opts.Spare {
+	// Once there were enough, new files are made only below half of that: what is in use comes back with a
+	// checkpoint, and until then making files would only slow the log down.
+	l.ample = l.ample || len(l.spares) >= l.opts.Spare
+	want := l.opts.Spare
+	if l.ample && len(l.free) == 0 {
+		want = max(want/2, 2)
+	}
+	if len(l.spares) >= want {
 		// Checkpoints free segments several at a time, and the log takes them one at a time: some wait for that
 		// here, or the preparer would remove files and fill new ones with zeros all the time.
-		keep := min(len(l.free), keepFree)
+		keep := min(len(l.free), max(keepFree, l.opts.Spare))
 		surplus := slices.Clone(l.free[keep:])
 		l.free = l.free[:keep:keep]
 		l.mu.Unlock()

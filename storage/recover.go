@@ -71,7 +71,7 @@ func Open(dir string, opts Options) (*Log, error) {
 		opts.FS = OS
 	}
 	if opts.SegmentBytes == 0 {
-		opts.SegmentBytes = 16 << 20
+		opts.SegmentBytes = DefaultSegmentBytes
 	}
 	opts.SegmentBytes = min(max(opts.SegmentBytes, 512), maxPayload) &^ (chunkAlign - 1)
 	if opts.CacheBytes == 0 {

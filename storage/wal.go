@@ -59,6 +59,9 @@ type Options struct {
 	Commit func(batch []Committed, err error)
 }
 
+// DefaultSegmentBytes is the size of a segment unless Options say otherwise.
+const DefaultSegmentBytes = 16 << 20
+
 const (
 	chunkBytes   = 256 << 10
 	maxPending   = 64 << 20 // bytes appended and not reported; Append waits above
@@ -139,6 +142,7 @@ type Log struct {
 	sinceBase  atomic.Int64 // logged at the last checkpoint
 
 	looked struct{ batches, written int64 } // owned by the preparer: counts when bulk looked last
+	ample  bool                             // owned by the preparer: there were as many spares as wanted
 
 	file   *segment // owned by the writer: what it writes to
 	synced uint64   // owned by the writer
