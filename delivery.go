@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -95,7 +96,7 @@ func (l *settlement) known() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.ended == ErrClosed:
+	case errors.Is(s.ended, ErrClosed):
 		return ErrUnknownDelivery
 	case s.ended != nil:
 		return s.ended

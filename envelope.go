@@ -112,6 +112,8 @@ func envelopeOf(cmd []byte) (envelope, error) {
 	r := wire.NewReader(cmd)
 	kind := commandKind(r.Byte())
 	r.Uint64()
+	// The others hold no message.
+	//exhaustive:ignore
 	switch kind {
 	case cmdMove:
 		r.Uvarint()

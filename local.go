@@ -117,7 +117,7 @@ func (e *localEngine) load() error {
 	if err != nil || !found {
 		return err
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }() // it was only read
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return err

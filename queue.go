@@ -280,6 +280,7 @@ func (q *queue) settle(c settle, out []effect) (uint64, []effect) {
 	case verdictRelease:
 		q.count.Released++
 		q.rest(e, c.pause)
+	case verdictExtend: // above
 	}
 	return answerOK, out
 }

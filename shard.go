@@ -77,6 +77,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			continue
 		}
 		switch e.kind {
+		case effectFree, effectTopology: // done above
 		case effectDeliver:
 			if sub := s.subs[e.consumer]; sub != nil {
 				sub.push(e.lent())
@@ -222,7 +223,7 @@ func (s *shard) serves(ctx context.Context) error {
 		serving, leading, turned := s.serving, s.leading, s.turned
 		s.mu.Unlock()
 		switch {
-		case serving != nil && serving != errNoSession:
+		case serving != nil && !errors.Is(serving, errNoSession):
 			return serving
 		case !leading:
 			return s.b.lostLog

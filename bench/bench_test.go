@@ -1,8 +1,9 @@
 package bench
 
 // Goal: the figures of the scenarios with the tool that every Go programmer has. Method: b.N messages go through the
-// broker in three parts, with as many through the floor before each part, off the clock; msgs/s and the rest are
-// the broker's, and ratio compares it with the floor. Set BOURSE_BENCH_DIR to put the log on a disk of your choice.
+// broker in three parts, with as many through the floor and the bare log around each part, off the clock; msgs/s and
+// the rest are the broker's, and the ratios compare it with the two. Before all that, one part goes through each side
+// unmeasured. Set BOURSE_BENCH_DIR to put the log on a disk of your choice.
 
 import (
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"time"
 )
 
-// opened is the floor and the broker of all benchmarks, so that they are warmed up once.
+// opened is what all benchmarks share, so that files are prepared once.
 var opened = sync.OnceValues(func() (*Bench, error) {
 	dir, err := Dir(os.Getenv("BOURSE_BENCH_DIR"))
 	if err != nil {
@@ -70,19 +71,22 @@ func benchmark(b *testing.B, name string) {
 func benchmarkScenario(b *testing.B, shared *Bench, s Scenario) {
 	const parts = 3
 	var rounds []Round
-	run := func(messages int, onFloor bool) Sample {
-		sample, err := measure(func() (int, []time.Duration, error) {
-			side := s.broker
-			if onFloor {
-				side = s.floor
-			}
-			return side(shared, limit{messages: messages})
-		})
+	run := func(messages int, side Side) Sample {
+		sample, err := shared.run(s, side, limit{messages: messages})
 		if err != nil {
 			b.Fatal(err)
 		}
 		return sample
 	}
+	reset := func() {
+		if err := shared.Reset(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, side := range []Side{Floor, Bare, Broker} {
+		run((b.N+parts-1)/parts, side)
+	}
+	reset()
 	b.ResetTimer()
 	for i := range parts {
 		messages := (b.N + i) / parts // which adds up to b.N
@@ -90,14 +94,13 @@ func benchmarkScenario(b *testing.B, shared *Bench, s Scenario) {
 			continue
 		}
 		b.StopTimer()
-		floor := run(messages, true)
+		r := Round{Floor: run(messages, Floor)}
 		b.StartTimer()
-		broker := run(messages, false)
+		r.Broker = run(messages, Broker)
 		b.StopTimer()
-		if err := shared.Reset(); err != nil {
-			b.Fatal(err)
-		}
-		rounds = append(rounds, Round{floor, broker})
+		reset()
+		r.Bare = run(messages, Bare)
+		rounds = append(rounds, r)
 	}
 	r := Result{s, rounds}
 	var took time.Duration
@@ -105,7 +108,8 @@ func benchmarkScenario(b *testing.B, shared *Bench, s Scenario) {
 		took += round.Broker.Elapsed
 	}
 	b.ReportMetric(float64(took)/float64(b.N), "ns/op") // without the collection of garbage before each part
-	b.ReportMetric(r.Ratio(), "ratio")
+	b.ReportMetric(r.Ratio(), "of-floor")
+	b.ReportMetric(median(rounds, Round.BareRatio), "of-bare-log")
 	b.ReportMetric(r.broker(Sample.AllocsPerMessage), "allocs/msg")
 	b.ReportMetric(r.broker(Sample.BytesPerMessage), "B/msg")
 	b.ReportMetric(r.broker(Sample.MicrosPerMessage), "us-cpu/msg")

@@ -1,255 +1,237 @@
-// Package bench measures bourse against the least that any durable queue must do.
+// Package bench measures bourse against two yardsticks, in the same process and on the same disk and in turn with it, so
+// that a noisy machine hurts all three.
 //
-// That least is the floor (floor.go): an append to one preallocated log, a checksum, one write and one sync for all
-// who wait, a handover in process of a body that is the consumer's own, a short append for the ack. It routes nothing,
-// orders nothing by priority, remembers no loan and could not recover. Each scenario runs on the floor and on a broker
-// in turn, in the same process and on the same disk, so that a noisy machine hurts both, and the ratio says what the
-// broker costs.
+// The floor is the least that a durable queue must do whose edge is that of a queue: every publish has an outcome that
+// its publisher waits for, and every message is handed to the consumer as a body of its own and acked by itself. It is
+// what one would write in Go without a broker: one preallocated log with checksums, one write and one sync for all who
+// wait, a channel for the outcome of each publish and a channel of messages for each consumer. It routes nothing, orders
+// nothing by priority, remembers no loan and could not recover. The ratio to it says what the broker costs.
+//
+// The bare log (bare.go) is less than a queue: the same log, but it counts confirms instead of giving them, hands over
+// all there is at once, and overwrites what it stored. It says what the disk and the checksums cost.
 //
 //	go test -bench . ./bench
 //	go run ./bench/cmd/w -rounds 5 -seconds 2
 package bench
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
-	"hash/crc32"
-	"os"
-	"path/filepath"
-	"sync"
-	"sync/atomic"
+	"time"
 )
 
 const (
-	floorBytes  = 256 << 20 // of the file; at its end the floor starts over
-	floorHeader = 16        // checksum, length, sequence
+	floorPerSecond = 2 << 30 // bytes of file for each second of a run; a run that needs more ends there
+	floorMost      = 4 << 30 // bytes of file
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// errFull ends a run that the file of the floor has no room for.
+var errFull = errors.New("the floor's file is full")
 
-// floor appends records to one file. Its methods may be called concurrently.
+// floor is a log that gives each message a confirm, a consumer and an ack.
 type floor struct {
-	file    *os.File // fixed after openFloor
-	sizes   recordSizes
-	stopped chan struct{} // closed by write
-
-	mu      sync.Mutex // guards below
-	work    sync.Cond  // write waits: there is something in open, or closing
-	open    *floorBatch
-	idle    *floorBatch // for reuse
-	seq     uint64
-	closing bool
-	err     error // of the file; nothing is confirmed after it
-
-	at int64 // owned by write: where the next batch goes
+	log   *groupLog[floorMessage]
+	sizes recordSizes
 }
 
-// recordSizes is what a broker writes, headers and padding included.
-type recordSizes struct{ publish, ack int }
-
-type floorBatch struct {
-	buf      []byte
-	messages []floorMessage // those that must be synced; without any the batch is only written
-}
-
+// floorMessage waits in a batch until that is on disk.
 type floorMessage struct {
-	by   *floorPublisher
-	to   *floorQueue // nil: nobody consumes it
-	body []byte
+	done    chan error    // capacity 1: the outcome
+	to      chan delivery // nil: nobody consumes it
+	message delivery
+	last    bool // there is no message: to ends here
 }
 
-// openFloor makes the file of a floor in dir, with all its blocks written.
-func openFloor(dir string, sizes recordSizes) (*floor, error) {
-	file, err := os.OpenFile(filepath.Join(dir, "floor"), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	zeros := make([]byte, 1<<20)
-	for at := int64(0); at < floorBytes && err == nil; at += int64(len(zeros)) {
-		_, err = file.WriteAt(zeros, at)
-	}
-	if err == nil {
-		err = file.Sync()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("prepare the floor: %w", err)
-	}
-	f := &floor{file: file, sizes: sizes, stopped: make(chan struct{}), open: &floorBatch{}, idle: &floorBatch{}}
-	f.work.L = &f.mu
-	go f.write() // ends by close, which waits for it
-	return f, nil
+// delivery is what a consumer is handed.
+type delivery struct {
+	seq  uint64
+	body []byte // the consumer's own
 }
 
-func (f *floor) close() error {
-	f.mu.Lock()
-	f.closing = true
-	f.work.Signal()
-	f.mu.Unlock()
-	<-f.stopped
-	if err := f.file.Close(); f.err == nil {
-		f.err = err
+// openFloor makes a floor whose file holds all that a run of cfg can write.
+func openFloor(cfg Config, sizes recordSizes) (*floor, error) {
+	size := min(int64(cfg.Duration.Seconds()*floorPerSecond), floorMost)
+	if cfg.Messages > 0 {
+		size = min(int64(cfg.Messages)*int64(sizes.publish+sizes.ack)+bufferAtOnce, floorMost)
 	}
-	return f.err
+	log, err := openLog(cfg.Dir, "floor", size, tellFloor)
+	return &floor{log, sizes}, err
 }
 
-// appendLocked adds a record of size bytes that holds body.
-func (f *floor) appendLocked(size int, body []byte) {
-	f.seq++
-	from := len(f.open.buf)
-	if from+size > cap(f.open.buf) {
-		grown := make([]byte, from, 2*(from+size))
-		copy(grown, f.open.buf)
-		f.open.buf = grown
-	}
-	f.open.buf = f.open.buf[:from+size]
-	r := f.open.buf[from:]
-	binary.LittleEndian.PutUint32(r[4:], uint32(len(body)))
-	binary.LittleEndian.PutUint64(r[8:], f.seq)
-	copy(r[floorHeader:], body)
-	binary.LittleEndian.PutUint32(r, crc32.Checksum(r[4:], castagnoli))
-}
-
-// write takes what is there, writes it, syncs it if somebody waits, and tells who does. Meanwhile the next batch fills.
-func (f *floor) write() {
-	defer close(f.stopped)
-	for {
-		f.mu.Lock()
-		for len(f.open.buf) == 0 && !f.closing {
-			f.work.Wait()
+// tellFloor gives each message its outcome, and hands it over if it is stored.
+func tellFloor(ms []floorMessage, err error) {
+	for _, m := range ms {
+		m.done <- err
+		switch {
+		case m.last:
+			close(m.to)
+		case m.to != nil && err == nil:
+			m.to <- m.message // waits while Prefetch messages are not received
 		}
-		b := f.open
-		if len(b.buf) == 0 {
-			f.mu.Unlock()
-			return
-		}
-		f.open = f.idle
-		f.mu.Unlock()
-		if err := f.flush(b); err != nil {
-			f.mu.Lock()
-			f.err = err
-			f.mu.Unlock()
-			panic(err) // a benchmark without a disk is over
-		}
-		tell(b.messages)
-		clear(b.messages)
-		b.buf, b.messages = b.buf[:0], b.messages[:0]
-		f.mu.Lock()
-		f.idle = b
-		f.mu.Unlock()
 	}
 }
 
-func (f *floor) flush(b *floorBatch) error {
-	if f.at+int64(len(b.buf)) > floorBytes {
-		f.at = 0
+// publish appends a message, unless the file is full: then it returns nil. The caller may use body again at once.
+func (f *floor) publish(to chan delivery, body []byte) chan error {
+	m := floorMessage{done: make(chan error, 1), to: to}
+	reserve := f.sizes.publish
+	if to != nil {
+		m.message.body = append([]byte(nil), body...)
+		reserve += f.sizes.ack
 	}
-	if _, err := f.file.WriteAt(b.buf, f.at); err != nil {
-		return err
-	}
-	f.at += int64(len(b.buf))
-	if len(b.messages) == 0 {
+	l := f.log
+	l.mu.Lock()
+	if !l.reserveLocked(reserve) {
+		l.mu.Unlock()
 		return nil
 	}
-	return datasync(f.file)
+	l.seq++
+	m.message.seq = l.seq
+	l.appendLocked(f.sizes.publish, l.seq, body)
+	l.open.told = append(l.open.told, m)
+	l.mu.Unlock()
+	l.work.Signal()
+	return m.done
 }
 
-// tell confirms messages and hands them over, in runs of one publisher and one queue.
-func tell(ms []floorMessage) {
-	for len(ms) > 0 {
-		n := 1
-		for n < len(ms) && ms[n].by == ms[0].by && ms[n].to == ms[0].to {
-			n++
+// ack appends that the message with this number is done with. It is synced with the next publish.
+func (f *floor) ack(seq uint64) {
+	l := f.log
+	l.mu.Lock()
+	l.appendLocked(f.sizes.ack, seq, nil)
+	l.mu.Unlock()
+	l.work.Signal()
+}
+
+// end closes to behind all that was published to it.
+func (f *floor) end(to chan delivery) {
+	l := f.log
+	l.mu.Lock()
+	l.appendLocked(logHeader, 0, nil)
+	l.open.told = append(l.open.told, floorMessage{done: make(chan error, 1), to: to, last: true})
+	l.mu.Unlock()
+	l.work.Signal()
+}
+
+// outcomes are the publishes of one goroutine that it has not waited for, oldest first.
+type outcomes struct {
+	all  []chan error // a ring
+	next int
+}
+
+func newOutcomes(n int) *outcomes { return &outcomes{all: make([]chan error, n)} }
+
+// add waits for the oldest, whose place the next one takes.
+func (o *outcomes) add(done chan error) error {
+	o.all[o.next] = done
+	if o.next++; o.next == len(o.all) {
+		o.next = 0
+	}
+	oldest := o.all[o.next]
+	if oldest == nil {
+		return nil
+	}
+	o.all[o.next] = nil
+	return <-oldest
+}
+
+func (o *outcomes) wait() error {
+	for _, done := range o.all {
+		if done != nil {
+			if err := <-done; err != nil {
+				return err
+			}
 		}
-		if q := ms[0].to; q != nil {
-			q.mu.Lock()
-			q.ready = append(q.ready, ms[:n]...)
-			q.mu.Unlock()
-			wake(q.signal)
+	}
+	return nil
+}
+
+// The floor's side of the scenarios.
+
+func (b *Bench) floorPublish(l limit) (int, []time.Duration, error) {
+	n, err := b.publishToFloor(nil, l)
+	return n, nil, err
+}
+
+// publishToFloor publishes until l, or until the file is full, and waits for all outcomes.
+func (b *Bench) publishToFloor(to chan delivery, l limit) (int, error) {
+	waiting := newOutcomes(b.cfg.InFlight)
+	n := 0
+	for ; !l.soon(n); n++ {
+		done := b.floor.publish(to, b.body)
+		if done == nil {
+			break
 		}
-		ms[0].by.confirmed.Add(uint64(n))
-		wake(ms[0].by.signal)
-		ms = ms[n:]
+		if err := waiting.add(done); err != nil {
+			return n, err
+		}
+	}
+	return n, waiting.wait()
+}
+
+func floorCycle(queues int) func(*Bench, limit) (int, []time.Duration, error) {
+	return func(b *Bench, l limit) (int, []time.Duration, error) {
+		return inParallel(queues, func(int) (int, error) {
+			queue := make(chan delivery, b.cfg.Prefetch)
+			received := make(chan int, 1)
+			go func() { // ends with queue, below
+				size := 0
+				for d := range queue {
+					size += len(d.body)
+					b.floor.ack(d.seq)
+				}
+				received <- size
+			}()
+			n, err := b.publishToFloor(queue, l.share(queues))
+			b.floor.end(queue)
+			if size := <-received; err == nil && size != n*b.cfg.Payload {
+				err = fmt.Errorf("the floor delivered %d bytes of %d messages", size, n)
+			}
+			return n, err
+		})
 	}
 }
 
-func wake(signal chan struct{}) {
-	select {
-	case signal <- struct{}{}:
-	default:
-	}
-}
-
-// floorPublisher is one goroutine that publishes.
-type floorPublisher struct {
-	f         *floor
-	sent      uint64 // owned by the publisher
-	confirmed atomic.Uint64
-	signal    chan struct{} // capacity 1: confirmed has grown
-}
-
-func (f *floor) publisher() *floorPublisher {
-	return &floorPublisher{f: f, signal: make(chan struct{}, 1)}
-}
-
-func (p *floorPublisher) publish(to *floorQueue, body []byte) {
-	f := p.f
-	f.mu.Lock()
-	f.appendLocked(f.sizes.publish, body)
-	f.open.messages = append(f.open.messages, floorMessage{p, to, body})
-	f.mu.Unlock()
-	f.work.Signal()
-	p.sent++
-}
-
-// wait blocks until at most n messages are unconfirmed.
-func (p *floorPublisher) wait(n int) {
-	for p.sent-p.confirmed.Load() > uint64(n) {
-		<-p.signal
-	}
-}
-
-// floorQueue is what one consumer takes from.
-type floorQueue struct {
-	f      *floor
-	signal chan struct{} // capacity 1: there is something in ready, or closed
-
-	mu     sync.Mutex // guards below
-	ready  []floorMessage
-	closed bool
-}
-
-func (f *floor) queue() *floorQueue { return &floorQueue{f: f, signal: make(chan struct{}, 1)} }
-
-// receive gives the consumer a body of its own, since the publisher may use m.body again after the confirm.
-func (m floorMessage) receive() []byte { return append([]byte(nil), m.body...) }
-
-// take swaps all that is ready for the memory of an earlier take. It returns nothing once the queue is closed.
-func (q *floorQueue) take(memory []floorMessage) []floorMessage {
-	for {
-		q.mu.Lock()
-		got, closed := q.ready, q.closed
-		if len(got) > 0 {
-			q.ready = memory[:0]
+func (b *Bench) floorAlone(l limit) (int, []time.Duration, error) {
+	took := make([]time.Duration, 0, 1<<16)
+	for !l.reached(len(took)) {
+		start := time.Now()
+		done := b.floor.publish(nil, b.body)
+		if done == nil {
+			break
 		}
-		q.mu.Unlock()
-		if len(got) > 0 || closed {
-			return got
+		if err := <-done; err != nil {
+			return len(took), took, err
 		}
-		<-q.signal
+		took = append(took, time.Since(start))
 	}
+	return len(took), took, nil
 }
 
-func (q *floorQueue) ack() {
-	f := q.f
-	f.mu.Lock()
-	f.appendLocked(f.sizes.ack, nil)
-	f.mu.Unlock()
-	f.work.Signal()
-}
-
-func (q *floorQueue) close() {
-	q.mu.Lock()
-	q.closed = true
-	q.mu.Unlock()
-	wake(q.signal)
+func (b *Bench) floorPaced(l limit) (int, []time.Duration, error) {
+	queue := make(chan delivery, b.cfg.Prefetch)
+	received := make(chan []time.Duration, 1)
+	go func() { // ends with queue, below
+		var took []time.Duration
+		for d := range queue {
+			took = append(took, b.age(d.body))
+			b.floor.ack(d.seq)
+		}
+		received <- took
+	}()
+	waiting := newOutcomes(b.cfg.InFlight)
+	var err error
+	n := b.paced(l, func(body []byte) error {
+		done := b.floor.publish(queue, body)
+		if done == nil {
+			return errFull
+		}
+		err = waiting.add(done)
+		return err
+	})
+	if err == nil {
+		err = waiting.wait()
+	}
+	b.floor.end(queue)
+	return n, <-received, err
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -17,7 +16,7 @@ import (
 
 // Config is the size of everything. The zero value of each field is its default.
 type Config struct {
-	Dir      string        // of the log and of the floor's file; must exist
+	Dir      string        // of all files; must exist
 	Payload  int           // bytes of a body; default 1,024
 	InFlight int           // publishes that one publisher has not confirmed; default 1,000
 	Prefetch int           // of a consumer; default 1,000
@@ -56,40 +55,59 @@ type Scenario struct {
 	Name    string // W1 to W5, and the style
 	Title   string
 	Latency bool // it measures time, not throughput
-	// Both return the number of messages, and for latencies the time of each.
-	floor, broker func(*Bench, limit) (int, []time.Duration, error)
+	// They return the number of messages, and for latencies the time of each.
+	floor, bare, broker func(*Bench, limit) (int, []time.Duration, error)
 }
+
+// Side is one of the three that are compared.
+type Side int
+
+const (
+	Floor Side = iota
+	Bare
+	Broker
+)
+
+func (s Side) String() string { return [...]string{"floor", "bare log", "bourse"}[s] }
 
 // Scenarios returns all of them, in the order of a table.
 func Scenarios() []Scenario {
 	return []Scenario{
-		{"W1/PublishAsync", "publish and confirm, 1 goroutine", false, (*Bench).floorPublish, (*Bench).publishAsync},
-		{"W1/PublishBatch", "the same in batches", false, (*Bench).floorPublish, (*Bench).publishBatch},
-		{"W1/Publish", "the same, one goroutine for each in flight", false, (*Bench).floorPublish, (*Bench).publishSync},
-		{"W2/Next", "publish, consume and ack, 1 queue", false, floorCycle(1), brokerCycle(1, consumeNext)},
-		{"W2/NextBatch", "the same, NextBatch and AckUpTo", false, floorCycle(1), brokerCycle(1, consumeBatch)},
-		{"W3/Next", "publish, consume and ack, 8 queues", false, floorCycle(wideQueues),
-			brokerCycle(wideQueues, consumeNext)},
-		{"W3/NextBatch", "the same, NextBatch and AckUpTo", false, floorCycle(wideQueues),
-			brokerCycle(wideQueues, consumeBatch)},
-		{"W4", "publish to confirm, one at a time", true, (*Bench).floorAlone, (*Bench).brokerAlone},
-		{"W5", "publish to delivery, paced", true, (*Bench).floorPaced, (*Bench).brokerPaced},
+		{"W1/PublishAsync", "publish and confirm, 1 goroutine", false,
+			(*Bench).floorPublish, (*Bench).barePublish, (*Bench).publishAsync},
+		{"W1/PublishBatch", "the same in batches", false,
+			(*Bench).floorPublish, (*Bench).barePublish, (*Bench).publishBatch},
+		{"W1/Publish", "the same, one goroutine for each in flight", false,
+			(*Bench).floorPublish, (*Bench).barePublish, (*Bench).publishSync},
+		{"W2/Next", "publish, consume and ack, 1 queue", false,
+			floorCycle(1), bareCycle(1), brokerCycle(1, consumeNext)},
+		{"W2/NextBatch", "the same, NextBatch and AckUpTo", false,
+			floorCycle(1), bareCycle(1), brokerCycle(1, consumeBatch)},
+		{"W3/Next", "publish, consume and ack, 8 queues", false,
+			floorCycle(wideQueues), bareCycle(wideQueues), brokerCycle(wideQueues, consumeNext)},
+		{"W3/NextBatch", "the same, NextBatch and AckUpTo", false,
+			floorCycle(wideQueues), bareCycle(wideQueues), brokerCycle(wideQueues, consumeBatch)},
+		{"W4", "publish to confirm, one at a time", true,
+			(*Bench).floorAlone, (*Bench).bareAlone, (*Bench).brokerAlone},
+		{"W5", "publish to delivery, paced", true,
+			(*Bench).floorPaced, (*Bench).barePaced, (*Bench).brokerPaced},
 	}
 }
 
-// Bench is a floor and a broker on one disk.
+// Bench is a floor, a bare log and a broker on one disk.
 type Bench struct {
 	cfg     Config
 	ctx     context.Context // of all calls: a run has no other end than its limit or an error
 	cancel  context.CancelFunc
 	broker  *bourse.Broker
 	floor   *floor
+	bare    *bareLog
 	body    []byte // random, so that nothing can be saved by compressing it
 	message bourse.Message
 	epoch   time.Time
 }
 
-// Open makes a floor and a broker in cfg.Dir and brings both to their stride.
+// Open makes all three in cfg.Dir, their files written before.
 func Open(cfg Config) (*Bench, error) {
 	b := &Bench{cfg: cfg.withDefaults(), epoch: time.Now()}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
@@ -109,7 +127,12 @@ func Open(cfg Config) (*Bench, error) {
 	if err = b.broker.Declare(b.ctx, declarations...); err == nil {
 		var sizes recordSizes
 		if sizes, err = b.calibrate(); err == nil {
-			b.floor, err = openFloor(b.cfg.Dir, sizes)
+			b.floor, err = openFloor(b.cfg, sizes)
+		}
+		if err == nil {
+			if b.bare, err = openBare(b.cfg.Dir, sizes); err != nil {
+				err = errors.Join(err, b.floor.log.close())
+			}
 		}
 	}
 	if err != nil {
@@ -118,16 +141,17 @@ func Open(cfg Config) (*Bench, error) {
 	return b, b.warm()
 }
 
-// Close closes both; the directory is the caller's to remove.
+// Close closes all three; the directory is the caller's to remove.
 func (b *Bench) Close() error {
 	err := b.broker.Close()
 	b.cancel()
-	return errors.Join(err, b.floor.close(), os.Remove(b.floor.file.Name()))
+	return errors.Join(err, b.floor.log.close(), b.bare.log.close())
 }
 
-// Sizes says what the floor writes for a publish and an ack, as the broker did when it was asked to.
+// Sizes says what all three write for a publish and an ack: what the broker did when it was asked to.
 func (b *Bench) Sizes() string {
-	return fmt.Sprintf("%d bytes of log for a publish, %d for an ack", b.floor.sizes.publish, b.floor.sizes.ack)
+	return fmt.Sprintf("%d bytes of log for a publish, %d for an ack; a run of the floor ends with its file of %d MiB",
+		b.floor.sizes.publish, b.floor.sizes.ack, b.floor.log.size>>20)
 }
 
 func wideName(i int) string { return "w" + strconv.Itoa(i) }
@@ -160,7 +184,7 @@ func (b *Bench) calibrate() (recordSizes, error) {
 	}
 	acked := b.broker.Stats().Storage.Written
 	return recordSizes{
-		publish: max(int(published-start)/n, floorHeader+b.cfg.Payload), ack: max(int(acked-published)/n, floorHeader),
+		publish: max(int(published-start)/n, logHeader+b.cfg.Payload), ack: max(int(acked-published)/n, logHeader),
 	}, s.Close()
 }
 
@@ -171,15 +195,26 @@ func (b *Bench) warm() error {
 }
 
 // Run measures one side of a scenario, after leaving the disk a moment of rest.
-func (b *Bench) Run(s Scenario, onFloor bool) (Sample, error) {
-	side := s.broker
-	if onFloor {
-		side = s.floor
-	}
+func (b *Bench) Run(s Scenario, side Side) (Sample, error) {
 	time.Sleep(50 * time.Millisecond)
-	return measure(func() (int, []time.Duration, error) {
-		return side(b, limit{messages: b.cfg.Messages, until: time.Now().Add(b.cfg.Duration)})
-	})
+	return b.run(s, side, limit{messages: b.cfg.Messages, until: time.Now().Add(b.cfg.Duration)})
+}
+
+func (b *Bench) run(s Scenario, side Side, l limit) (Sample, error) {
+	f := s.broker
+	switch side {
+	case Floor:
+		f = s.floor
+		b.floor.log.startOver()
+	case Bare:
+		f = s.bare
+	case Broker:
+	}
+	sample, err := measure(func() (int, []time.Duration, error) { return f(b, l) })
+	if err != nil {
+		err = fmt.Errorf("%s, %v: %w", s.Name, side, err)
+	}
+	return sample, err
 }
 
 // Reset empties the queues, for which a scenario that only publishes has no consumer.
@@ -192,119 +227,36 @@ func (b *Bench) Reset() error {
 	return nil
 }
 
-// Round is a run of both sides, one after the other.
-type Round struct{ Floor, Broker Sample }
+// Round is a run of each side, one after the other.
+type Round struct{ Floor, Bare, Broker Sample }
 
 // Ratio is the broker's rate, or the median of its latencies, as a multiple of the floor's.
-func (r Round) Ratio() float64 {
-	if r.Floor.P50 > 0 {
-		return float64(r.Broker.P50) / float64(r.Floor.P50)
+func (r Round) Ratio() float64 { return r.Broker.over(r.Floor) }
+
+// BareRatio is the same as a multiple of the bare log's.
+func (r Round) BareRatio() float64 { return r.Broker.over(r.Bare) }
+
+func (s Sample) over(other Sample) float64 {
+	if other.P50 > 0 {
+		return float64(s.P50) / float64(other.P50)
 	}
-	return r.Broker.Rate() / r.Floor.Rate()
+	return s.Rate() / other.Rate()
 }
 
-// Round runs both sides of a scenario.
+// Round runs all sides of a scenario. The bare log comes behind the broker, so that what is still to do after the queues
+// were emptied is no burden of the floor.
 func (b *Bench) Round(s Scenario) (r Round, err error) {
-	if r.Floor, err = b.Run(s, true); err != nil {
-		return r, fmt.Errorf("%s on the floor: %w", s.Name, err)
+	if r.Floor, err = b.Run(s, Floor); err != nil {
+		return r, err
 	}
-	if r.Broker, err = b.Run(s, false); err == nil {
-		err = b.Reset()
+	if r.Broker, err = b.Run(s, Broker); err != nil {
+		return r, err
 	}
-	if err != nil {
-		return r, fmt.Errorf("%s: %w", s.Name, err)
+	if err = b.Reset(); err != nil {
+		return r, err
 	}
-	return r, nil
-}
-
-// The floor's side.
-
-func (b *Bench) floorPublish(l limit) (int, []time.Duration, error) {
-	p := b.floor.publisher()
-	n := 0
-	for ; !l.soon(n); n++ {
-		p.publish(nil, b.body)
-		p.wait(b.cfg.InFlight - 1)
-	}
-	p.wait(0)
-	return n, nil, nil
-}
-
-func floorCycle(queues int) func(*Bench, limit) (int, []time.Duration, error) {
-	return func(b *Bench, l limit) (int, []time.Duration, error) {
-		return inParallel(queues, func(int) (int, error) {
-			q, p, w := b.floor.queue(), b.floor.publisher(), newWindow(b.cfg.Ahead)
-			done := make(chan struct{})
-			received := 0
-			go func() { // ends when q is closed, below
-				defer close(done)
-				var got []floorMessage
-				for {
-					if got = q.take(got); len(got) == 0 {
-						return
-					}
-					for _, m := range got {
-						received += len(m.receive())
-						q.ack()
-						w.ack(1)
-					}
-				}
-			}()
-			n := 0
-			for l := l.share(queues); !l.soon(n); n++ {
-				p.publish(q, b.body)
-				p.wait(b.cfg.InFlight - 1)
-				w.publish()
-			}
-			p.wait(0)
-			w.wait(0)
-			q.close()
-			<-done
-			if received != n*b.cfg.Payload {
-				return n, fmt.Errorf("the floor delivered %d bytes of %d messages", received, n)
-			}
-			return n, nil
-		})
-	}
-}
-
-func (b *Bench) floorAlone(l limit) (int, []time.Duration, error) {
-	p := b.floor.publisher()
-	took := make([]time.Duration, 0, 1<<16)
-	for !l.reached(len(took)) {
-		start := time.Now()
-		p.publish(nil, b.body)
-		p.wait(0)
-		took = append(took, time.Since(start))
-	}
-	return len(took), took, nil
-}
-
-func (b *Bench) floorPaced(l limit) (int, []time.Duration, error) {
-	q, p := b.floor.queue(), b.floor.publisher()
-	var took []time.Duration
-	done := make(chan struct{})
-	go func() { // ends when q is closed, below
-		defer close(done)
-		var got []floorMessage
-		for {
-			if got = q.take(got); len(got) == 0 {
-				return
-			}
-			for _, m := range got {
-				took = append(took, b.age(m.receive()))
-				q.ack()
-			}
-		}
-	}()
-	n := b.paced(l, func(body []byte) error {
-		p.publish(q, body)
-		return nil
-	})
-	p.wait(0)
-	q.close()
-	<-done
-	return n, took, nil
+	r.Bare, err = b.Run(s, Bare)
+	return r, err
 }
 
 // paced calls publish Rate times per second with bodies that carry the time of the call; what is late is published at

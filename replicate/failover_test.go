@@ -304,14 +304,16 @@ func TestUnreliableProposals(t *testing.T) {
 				did[what]++
 			}
 			mu.Unlock()
-			lost := &dragonboat.RequestState{CompletedC: make(chan dragonboat.RequestResult, 1)}
+			answer := make(chan dragonboat.RequestResult, 1)
+			//lint:ignore SA1019 an answer that is made up has no other way in
+			lost := &dragonboat.RequestState{CompletedC: answer} //nolint:staticcheck // likewise
 			switch what {
 			case 0: // lost, and the answer is that nobody knows
-				time.AfterFunc(50*time.Millisecond, func() { lost.CompletedC <- dragonboat.RequestResult{} })
+				time.AfterFunc(50*time.Millisecond, func() { answer <- dragonboat.RequestResult{} })
 				return lost, nil
 			case 1: // arrives, and the answer is that nobody knows
 				_, err := propose(cs, cmd, timeout)
-				time.AfterFunc(20*time.Millisecond, func() { lost.CompletedC <- dragonboat.RequestResult{} })
+				time.AfterFunc(20*time.Millisecond, func() { answer <- dragonboat.RequestResult{} })
 				return lost, err
 			case 2: // arrives twice
 				if _, err := propose(cs, cmd, timeout); err != nil {

@@ -147,7 +147,7 @@ func (l *Log) createSegment(number uint32, size int64, fill bool) (s *segment, e
 	defer func() {
 		if err != nil {
 			f.Close()
-			l.fs.Remove(name) // best effort: Open can tell that it was never used
+			_ = l.fs.Remove(name) // best effort: Open can tell that it was never used
 		}
 	}()
 	if err = f.Allocate(size); err != nil {
@@ -207,7 +207,7 @@ func (l *Log) prepareReserve() bool {
 			return false
 		}
 	}
-	l.fs.Remove(temp)
+	_ = l.fs.Remove(temp)
 	if !isFull(err) {
 		l.opts.Logger.Warn("cannot prepare the reserve", "dir", l.dir, "err", err)
 	}

@@ -75,7 +75,7 @@ func (osFS) ReadDir(dir string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return f.Readdirnames(-1)
 }
 
@@ -86,7 +86,7 @@ func openFile(name string, flag int) (*os.File, error) {
 	}
 	if flag&os.O_CREATE != 0 {
 		if err := f.Chmod(0o600); err != nil {
-			f.Close()
+			_ = f.Close()
 			return nil, err
 		}
 	}

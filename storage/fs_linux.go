@@ -27,7 +27,7 @@ func control(f *os.File, op string, call func(fd int) error) error {
 	var result error
 	if err := raw.Control(func(fd uintptr) {
 		for {
-			if result = call(int(fd)); result != syscall.EINTR {
+			if result = call(int(fd)); !errors.Is(result, syscall.EINTR) {
 				return
 			}
 		}

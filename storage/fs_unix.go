@@ -3,6 +3,7 @@
 package storage
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,7 +17,7 @@ func syncDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return f.Sync()
 }
 
@@ -29,15 +30,15 @@ func lockFile(name string) (io.Closer, error) {
 	}
 	for {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err != syscall.EINTR {
+		if !errors.Is(err, syscall.EINTR) {
 			break
 		}
 	}
 	if err == nil {
 		return f, nil
 	}
-	f.Close()
-	if err == syscall.EWOULDBLOCK {
+	_ = f.Close()
+	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, fmt.Errorf("%s: %w", name, ErrLocked)
 	}
 	return nil, &os.PathError{Op: "flock", Path: name, Err: err}

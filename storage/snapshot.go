@@ -124,7 +124,7 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 		err = l.fs.Rename(temp, name)
 	}
 	if err != nil {
-		l.fs.Remove(temp)
+		_ = l.fs.Remove(temp)
 		if isFull(err) && !errors.Is(err, ErrDiskFull) {
 			err = fmt.Errorf("%w: %w", ErrDiskFull, err)
 		}

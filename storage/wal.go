@@ -487,7 +487,7 @@ func (l *Log) seal(err error) {
 		if err == nil {
 			l.spares = append(l.spares, spare)
 		} else if !isFull(err) {
-			l.fail(err)
+			_ = l.fail(err)
 			return
 		}
 	}
@@ -519,7 +519,7 @@ func (l *Log) seal(err error) {
 		}
 	}
 	if err != nil {
-		l.fail(err)
+		_ = l.fail(err)
 	}
 }
 
@@ -604,6 +604,6 @@ func (l *Log) closeFiles() {
 		}
 	}
 	if l.lock != nil {
-		l.lock.Close()
+		_ = l.lock.Close()
 	}
 }

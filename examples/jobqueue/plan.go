@@ -10,9 +10,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"unicode"
@@ -84,13 +84,22 @@ func openPlan(ctx context.Context, b *bourse.Broker, opts options) (*plan, error
 	}
 	p.mark = bookmark{Folder: opts.folder, Urgent: opts.urgent}
 	if p.mark.Folder == "" {
-		folder, err := filepath.EvalSymlinks(filepath.Join(runtime.GOROOT(), "src"))
+		folder, err := standardLibrary()
 		if err != nil {
 			return nil, fmt.Errorf("no FOLDER, and no source of the standard library: %w", err)
 		}
 		p.mark.Folder = folder
 	}
 	return p, p.move(ctx)
+}
+
+// standardLibrary is the folder with the source of the Go standard library.
+func standardLibrary() (string, error) {
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(filepath.Join(strings.TrimSpace(string(root)), "src"))
 }
 
 // move makes mark durable and lets go of the bookmark before it.

@@ -1,4 +1,5 @@
-// The program w prints the benchmarks of bourse as tables in Markdown, each figure beside the floor's of the same run.
+// The program w prints the benchmarks of bourse as tables in Markdown, each figure beside those of the floor and the bare log in
+// the same run.
 //
 //	go run ./bench/cmd/w -rounds 5 -seconds 2
 //	go run ./bench/cmd/w -check
@@ -32,7 +33,7 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.parent, "dir", "", "put the data below this `directory`; default: where temporary files go, if that is a disk")
-	flag.IntVar(&o.rounds, "rounds", 5, "runs of both sides of each scenario; figures are medians")
+	flag.IntVar(&o.rounds, "rounds", 5, "measured runs of each side of each scenario; figures are medians")
 	flag.Float64Var(&o.seconds, "seconds", 2, "length of a run of one side")
 	flag.StringVar(&o.only, "only", "", "comma-separated beginnings of the `names` of the scenarios to run; default: all")
 	flag.BoolVar(&o.check, "check", false, "fail if W1 or W2 is below 0.6 of the floor, or W4 above 1.5 times the floor's median")
@@ -81,16 +82,18 @@ func run(o options) (err error) {
 	var results []bench.Result
 	for _, s := range chosen {
 		r := bench.Result{Scenario: s}
-		for range o.rounds {
+		for i := range o.rounds + 1 {
 			round, err := b.Round(s)
 			if err != nil {
 				return err
 			}
-			r.Rounds = append(r.Rounds, round)
+			if i > 0 { // the first one warms up the files of all sides
+				r.Rounds = append(r.Rounds, round)
+			}
 		}
 		results = append(results, r)
 	}
-	fmt.Printf("Medians of %d rounds, floor and bourse in turn, %g s each.\n\n", o.rounds, o.seconds)
+	fmt.Printf("Medians of %d rounds behind one to warm up, floor, bourse and bare log in turn, %g s each.\n\n", o.rounds, o.seconds)
 	bench.WriteTables(os.Stdout, results)
 	if o.check {
 		return check(results)
@@ -140,7 +143,7 @@ func profile(b *bench.Bench, scenarios []bench.Scenario, dir string) error {
 		if err := pprof.StartCPUProfile(f); err != nil {
 			return err
 		}
-		sample, err := b.Run(s, false)
+		sample, err := b.Run(s, bench.Broker)
 		pprof.StopCPUProfile()
 		if err := errors.Join(err, f.Close(), b.Reset()); err != nil {
 			return err
