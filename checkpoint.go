@@ -93,12 +93,3 @@ func decodeCheckpoint(b []byte) (map[uint64][]byte, error) {
 	}
 	return shards, nil
 }
-
-// encoded is a state that is written already.
-type encoded []byte
-
-// WriteTo implements io.WriterTo.
-func (e encoded) WriteTo(w io.Writer) (int64, error) {
-	n, err := w.Write(e)
-	return int64(n), err
-}

@@ -146,7 +146,7 @@ func (b *bareMachine) Apply(bodies Bodies, entries []Entry) {
 
 func (b *bareMachine) Lead(bool) {}
 
-func (b *bareMachine) Snapshot() (io.WriterTo, error) { return encoded(b.m.appendTo(nil)), nil }
+func (b *bareMachine) Snapshot() (io.WriterTo, error) { return snapshot{b.m.view()}, nil }
 
 func (b *bareMachine) Restore(bodies Bodies, r io.Reader) error {
 	all, err := io.ReadAll(r)

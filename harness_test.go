@@ -261,10 +261,9 @@ func stats(t require.TestingT, b *bourse.Broker, queue string) bourse.QueueStats
 // heldFS is a file system in memory whose syncs wait while it is held.
 type heldFS struct {
 	*storage.MemFS
-	mu      sync.Mutex
-	free    sync.Cond
-	held    bool
-	waiting int
+	mu   sync.Mutex
+	free sync.Cond
+	held bool
 }
 
 func newHeldFS() *heldFS {
@@ -297,12 +296,9 @@ type heldFile struct {
 
 func (f heldFile) Sync() error {
 	f.fs.mu.Lock()
-	f.fs.waiting++
-	f.fs.free.Broadcast()
 	for f.fs.held {
 		f.fs.free.Wait()
 	}
-	f.fs.waiting--
 	f.fs.mu.Unlock()
 	return f.File.Sync()
 }

@@ -99,8 +99,8 @@ type localEngine struct {
 // when its log was closed.
 type recovered struct {
 	snapshot []byte
-	entries  []Entry // after the snapshot
-	counted  bool    // the log counts its references already
+	entries  []Entry     // after the snapshot
+	closed   io.WriterTo // in place of both, of a shard that was open: the log counts its references already
 }
 
 // counted ignores references that were counted before.
@@ -161,8 +161,12 @@ func (e *localEngine) Open(ctx context.Context, shard uint64, m Machine) (Log, e
 	}
 	if had := e.unopened[shard]; had != nil {
 		var refs Bodies = bodies{e.store}
-		if had.counted {
-			refs = counted{}
+		if had.closed != nil {
+			var b bytes.Buffer
+			if _, err := had.closed.WriteTo(&b); err != nil {
+				return nil, err
+			}
+			refs, had = counted{}, &recovered{snapshot: b.Bytes()}
 		}
 		if had.snapshot != nil {
 			if err := m.Restore(refs, bytes.NewReader(had.snapshot)); err != nil {
@@ -304,10 +308,10 @@ func (e *localEngine) capture() (*checkpoint, error) {
 	}
 	c := &checkpoint{shards: make([]savedShard, 0, len(e.shards)+len(e.unopened))}
 	for id, closed := range e.unopened {
-		if !closed.counted {
+		if closed.closed == nil {
 			return nil, nil
 		}
-		c.shards = append(c.shards, savedShard{id, encoded(closed.snapshot)})
+		c.shards = append(c.shards, savedShard{id, closed.closed})
 	}
 	for id, s := range e.shards {
 		state, err := s.m.Snapshot()
@@ -318,17 +322,6 @@ func (e *localEngine) capture() (*checkpoint, error) {
 	}
 	e.saving.Add(1) // under mu, so before Close waits
 	return c, nil
-}
-
-// state is the snapshot of the shard's machine.
-func (s *localShard) state() ([]byte, error) {
-	w, err := s.m.Snapshot()
-	if err != nil {
-		return nil, err
-	}
-	var b bytes.Buffer
-	_, err = w.WriteTo(&b)
-	return b.Bytes(), err
 }
 
 // Close implements Engine.
@@ -397,12 +390,12 @@ func (s *localShard) Close() error {
 	if s.e.shards[s.shard] != s {
 		return nil // closed before
 	}
-	state, err := s.state()
+	state, err := s.m.Snapshot()
 	if err != nil {
 		return fmt.Errorf("close shard %d: %w", s.shard, err)
 	}
 	delete(s.e.shards, s.shard)
-	s.e.unopened[s.shard] = &recovered{snapshot: state, counted: true}
+	s.e.unopened[s.shard] = &recovered{closed: state}
 	return nil
 }
 

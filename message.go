@@ -21,7 +21,7 @@ type Message struct {
 	Priority  uint8          // see Queue.Priorities
 	Headers   map[string]any // values: string, bool, integers, floats, time.Time, []byte
 	Timestamp time.Time      // the publisher's; carried, not interpreted; in the years 1678 to 2261
-	// Body is neither changed nor kept after Publish has returned or the Confirm is done.
+	// Body is neither changed nor kept after Publish has returned or the Confirm is done; nor are Headers.
 	Body []byte
 }
 

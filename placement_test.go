@@ -81,3 +81,51 @@ func TestShardPerQueue(t *testing.T) {
 	}
 	require.NoError(t, b.Close())
 }
+
+// elsewhere is an engine whose shards from refused on another node leads.
+type elsewhere struct {
+	perQueue
+	refused uint64
+}
+
+func (e elsewhere) Open(ctx context.Context, shard uint64, m Machine) (Log, error) {
+	log, err := e.perQueue.Open(ctx, shard, m)
+	if shard >= e.refused {
+		log = notLed{log}
+	}
+	return log, err
+}
+
+type notLed struct{ Log }
+
+func (notLed) Propose(Proposal) error { return ErrNotLeader }
+
+// A message that one of its queues took and another did not is not one of which it is known that it is not stored.
+func TestPublishToSomeOfItsQueues(t *testing.T) {
+	ctx := context.Background()
+	e, err := NewLocalEngine("", LocalOptions{})
+	require.NoError(t, err)
+	b, err := NewBroker(ctx, Options{Engine: elsewhere{perQueue{e}, shardOf(parkingID + 2)}})
+	require.NoError(t, err)
+	require.NoError(t, b.Declare(ctx, Exchange{Name: "all", Kind: Fanout}, Queue{Name: "a"}, Queue{Name: "b"},
+		Binding{Exchange: "all", Queue: "a"}, Binding{Exchange: "all", Queue: "b"}))
+	err = b.Publish(ctx, Message{Exchange: "all"})
+	require.ErrorIs(t, err, ErrUnknownOutcome)
+	require.ErrorIs(t, err, ErrNotLeader)
+	require.ErrorContains(t, err, `stored in 1 of 2 queues: queue "b"`)
+	err = b.Publish(ctx, Message{RoutingKey: "b"})
+	require.ErrorIs(t, err, ErrNotLeader)
+	require.NotErrorIs(t, err, ErrUnknownOutcome)
+	q, _ := b.QueueStats("a")
+	require.Equal(t, 1, q.Ready)
+	require.NoError(t, b.Close())
+}
+
+func TestCloneHeaders(t *testing.T) {
+	h := map[string]any{"a": "text", "b": []byte("bytes"), "c": 1}
+	c := cloneHeaders(h)
+	require.Equal(t, h, c)
+	h["a"], h["b"].([]byte)[0] = "other", 'B'
+	require.Equal(t, map[string]any{"a": "text", "b": []byte("bytes"), "c": 1}, c)
+	require.Nil(t, cloneHeaders(nil))
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,8 +26,8 @@ type publication struct {
 	few     [4]queueID // room for targets
 	index   int        // in a batch
 
-	mu        sync.Mutex // guards below, and the body when it is read again after submit
-	abandoned bool       // the caller has the body back
+	mu        sync.Mutex // guards below, and body and headers when they are read again after submit
+	abandoned bool       // the caller has them back
 	left      int        // parts without an outcome
 	taken     int        // parts that a queue took
 	failed    error      // of the parts
@@ -53,12 +54,13 @@ func (p *publication) Done(a Answer, err error) {
 	p.finish(err)
 }
 
-// again submits p once more, with a copy of the body, which is the caller's again as soon as it gives up.
+// again submits p once more, with copies of body and headers, which are the caller's again as soon as it gives up.
 func (p *publication) again() {
 	p.mu.Lock()
 	abandoned := p.abandoned
 	if !abandoned {
 		p.message.Body = bytes.Clone(p.message.Body)
+		p.message.Headers = cloneHeaders(p.message.Headers)
 	}
 	p.mu.Unlock()
 	if abandoned {
@@ -68,7 +70,18 @@ func (p *publication) again() {
 	p.submit()
 }
 
-// abandon says that the caller takes the body back without waiting for the outcome.
+// cloneHeaders copies h and the values in it.
+func cloneHeaders(h map[string]any) map[string]any {
+	h = maps.Clone(h)
+	for name, v := range h {
+		if b, ok := v.([]byte); ok {
+			h[name] = bytes.Clone(b)
+		}
+	}
+	return h
+}
+
+// abandon says that the caller takes body and headers back without waiting for the outcome.
 func (p *publication) abandon() {
 	p.mu.Lock()
 	p.abandoned = true
@@ -161,7 +174,7 @@ func (t *part) AppendTo(dst []byte) []byte {
 func (t *part) Durable() bool { return true }
 
 // Done implements Proposal. The last part brings the outcome: nil if each target took the message or is gone,
-// and at least one took it.
+// and at least one took it. If some took it and others did not, it is not true that it is not stored.
 func (t *part) Done(a Answer, err error) {
 	p := t.p
 	p.mu.Lock()
@@ -179,6 +192,8 @@ func (t *part) Done(a Answer, err error) {
 	case left > 0:
 	case failed == nil && taken == 0:
 		go p.again()
+	case failed != nil && taken > 0:
+		p.finish(fmt.Errorf("%w: stored in %d of %d queues: %w", ErrUnknownOutcome, taken, len(p.targets), failed))
 	default:
 		p.finish(failed)
 	}
@@ -212,9 +227,9 @@ func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
 func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 
 // Publish routes m and returns when every queue that took it holds it durably. An error that matches
-// ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed: it may be stored, so retry
-// with the same Message.ID. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange, an
-// *InvalidError, ErrDiskFull, ErrClosed, ErrStorage or ctx.Err().
+// ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed, or, where queues have logs of their own,
+// that only some took it: it may be stored, so retry with the same Message.ID. Any other error says that it is not stored:
+// ErrUnroutable, ErrNoExchange, an *InvalidError, ErrDiskFull, ErrClosed, ErrStorage, ErrNotLeader, ErrQueueGone or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
 	w := b.waitings.Get().(*waiting)
 	p := &w.pub
