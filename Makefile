@@ -7,7 +7,8 @@
 KILLS     ?= 200     # a writing process is killed with SIGKILL and recovered, so often
 COMMANDS  ?= 1000000 # random commands to the queue machine, in step with a naive model
 SEQUENCES ?= 20000   # random sequences of calls of the public API, against a naive model
-IMAGES    ?= 20000   # disks cut at a write or a sync, recovered and compared
+IMAGES    ?= 20000   # disks cut at a write or a sync under a broker, recovered and compared
+SEEDS     ?= 12      # the same for the log alone: workloads that are cut at every call, some 20,000 disks
 FUZZTIME  ?= 20000x  # per fuzz target; also a time, such as 10m
 
 # Which tests make up a suite. A pattern that finds no test is an error, not a pass.
@@ -39,7 +40,7 @@ model:            ## machine and public API in step with naive models
 	.ci/suite . "$(MODEL_TESTS)" -commands $(COMMANDS) -sequences $(SEQUENCES)
 
 crash:            ## power cuts at every write and sync, of the log and of the broker
-	.ci/suite ./storage "$(CRASH_TESTS)" -images $(IMAGES)
+	.ci/suite ./storage "$(CRASH_TESTS)" -crash.seeds $(SEEDS)
 	.ci/suite . "$(CRASH_TESTS)" -images $(IMAGES)
 
 bench:            ## the benchmarks; say machine, commit and options with every figure

@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -88,12 +89,36 @@ func (p *moving) AppendTo(dst []byte) []byte {
 
 func (p *moving) Durable() bool { return true }
 
-// Done tries again if the targets were deleted meanwhile. After an error the log accepts nothing more; the order
-// is given anew when the broker is opened again.
+// Done tries again if the targets were deleted meanwhile, or if nobody can tell what happened: a move that has
+// happened does nothing the second time.
 func (p *moving) Done(a Answer, err error) {
-	if err == nil && a.Code == answerGone {
+	switch {
+	case err == nil && a.Code == answerGone:
 		p.v.add(p.order)
+	case err != nil:
+		p.v.refused(&p.order, err)
 	}
+}
+
+// refused gives an order that its own shard refused again later, unless it will be ordered anew by itself: when
+// this node leads again, or the broker is opened again.
+func (v *mover) refused(order *effect, err error) {
+	for _, over := range []error{ErrNotLeader, ErrStorage, ErrClosed} {
+		if errors.Is(err, over) {
+			return
+		}
+	}
+	v.later(order, err)
+}
+
+// later gives an order again after a while.
+func (v *mover) later(order *effect, err error) {
+	if v.over.Err() != nil {
+		return
+	}
+	v.b.log.Warn("a dead message cannot be moved now", "queue", order.queue, "msg", order.seq, "err", err)
+	again := *order
+	v.b.clock.AfterFunc(retryMove, func() { v.add(again) })
 }
 
 func (v *mover) move(order *effect) {
@@ -112,21 +137,22 @@ func (v *mover) move(order *effect) {
 		return
 	}
 	p.address(t, def)
-	propose := p.source.log.Propose
 	for _, id := range p.targets {
 		if v.b.placement.of(id) != p.source {
-			propose = p.forward
+			if err := p.forward(); err != nil {
+				v.later(order, err)
+			}
+			return
 		}
 	}
-	if err := propose(p); err != nil && v.over.Err() == nil {
-		v.b.log.Warn("a dead message cannot be moved now", "queue", def.Name, "msg", order.seq, "err", err)
-		v.b.clock.AfterFunc(retryMove, func() { v.add(*order) })
+	if err := p.source.log.Propose(p); err != nil {
+		v.refused(order, err)
 	}
 }
 
 // forward brings the message to targets in other shards: first a copy to each of them, then its end here. If it is
 // cut off in between, the copies are made again, so it may arrive twice, and never not at all.
-func (p *moving) forward(Proposal) error {
+func (p *moving) forward() error {
 	for _, id := range p.targets {
 		target := p.v.b.placement.of(id)
 		if target == nil {

@@ -319,6 +319,9 @@ func (s *Subscription) All(ctx context.Context) iter.Seq2[*Delivery, error] {
 	}
 }
 
+// errUnreadable is the ErrStorage of one message; the log goes on.
+var errUnreadable = fmt.Errorf("%w: unreadable", ErrStorage)
+
 // deliver reads what was lent. Nil without an error: the loan ended meanwhile.
 func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 	d := &Delivery{
@@ -337,7 +340,7 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 		case over:
 			return nil, nil
 		}
-		return nil, fmt.Errorf("message %d: %w: %w", l.seq, ErrStorage, err)
+		return nil, fmt.Errorf("message %d: %w: %w", l.seq, errUnreadable, err)
 	}
 	if s.auto {
 		d.loan.state.Store(loanAuto)
@@ -379,6 +382,14 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 		return s.describe(fmt.Sprintf("ack up to %d", tag), err)
 	}
 	return nil
+}
+
+// pause makes the queue send nothing more. What was sent stays.
+func (s *Subscription) pause() {
+	// An error means that nothing is sent any more in any case.
+	_ = s.shard.post(func(dst []byte, at instant) []byte {
+		return attach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
+	})
 }
 
 // Close ends the subscription. What it holds, taken by Next or not, goes back to its place without a

@@ -155,6 +155,7 @@ func (w *work) run(ctx context.Context) error {
 	case <-w.b.draining:
 	}
 	stopIntake()
+	w.sub.pause()
 	grace := make(chan struct{})
 	stopGrace := w.b.clock.AfterFunc(w.opts.Grace, func() { close(grace) })
 	defer stopGrace()
@@ -188,6 +189,9 @@ func (w *work) loop(intake, handling context.Context) error {
 			w.handle(handling, d)
 		case intake.Err() != nil:
 			return nil
+		case errors.Is(err, errUnreadable):
+			// It stays on loan and fails at its deadline, so in the end it is dead where it is; the others go on.
+			w.b.log.Error("a message cannot be read", "queue", w.sub.queue.Name, "err", err)
 		default:
 			return err
 		}
