@@ -153,7 +153,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 }
 
 // now is the broker's clock as an instant.
-func (b *Broker) now() instant { return instant(b.clock.Now().UnixNano()) }
+func (b *Broker) now() instant { return instantOf(b.clock) }
 
 // open returns ErrClosed once the broker is being closed.
 func (b *Broker) open() error {

@@ -21,6 +21,15 @@ func newSystemClock() Clock { return systemClock{start: time.Now()} }
 
 func (c systemClock) Now() time.Time { return c.start.Add(time.Since(c.start)) }
 
+// instantOf is a clock's time as an instant. Every command asks for it, so the system's clock has a way without a
+// time.Time in between.
+func instantOf(c Clock) instant {
+	if s, ok := c.(systemClock); ok {
+		return instant(s.start.UnixNano()) + instant(time.Since(s.start))
+	}
+	return instant(c.Now().UnixNano())
+}
+
 func (c systemClock) AfterFunc(d time.Duration, f func()) (stop func() bool) {
 	return time.AfterFunc(d, f).Stop
 }

@@ -227,7 +227,7 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 	}
 	for len(batch) > 0 {
 		n := 1
-		for n < len(batch) && batch[n].Stream == batch[0].Stream {
+		for n < min(len(batch), applyAtOnce) && batch[n].Stream == batch[0].Stream {
 			n++
 		}
 		e.apply(batch[:n])
@@ -238,6 +238,10 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		e.checkpoint()
 	}
 }
+
+// applyAtOnce is how many commands are applied before their proposals are told: so few that publishers and consumers
+// go on beside the rest of a large batch.
+const applyAtOnce = 64
 
 // opened is the shard of a proposal.
 func (e *localEngine) opened(shard uint64) *localShard {

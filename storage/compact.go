@@ -287,6 +287,7 @@ func (l *Log) freeSegments(m Mark) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.segMu.Lock()
+	l.recent.Store(nil)
 	for n, s := range l.segments {
 		if n < m.base.segment && !slices.Contains(m.live, n) {
 			delete(l.segments, n)

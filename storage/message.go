@@ -30,9 +30,16 @@ type segment struct {
 func sequenceOf(b []byte) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
 
 func (l *Log) segment(number uint32) *segment {
+	if s := l.recent.Load(); s != nil && s.number == number {
+		return s
+	}
 	l.segMu.RLock()
 	defer l.segMu.RUnlock()
-	return l.segments[number]
+	s := l.segments[number]
+	if s != nil {
+		l.recent.Store(s) // under segMu, so not one that is being freed
+	}
+	return s
 }
 
 // Read appends the payload of the record at pos to dst and returns the longer slice;

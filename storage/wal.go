@@ -126,8 +126,9 @@ type Log struct {
 	chunks   []*chunk   // for reuse
 
 	segMu    sync.RWMutex
-	segments map[uint32]*segment // with records, or current; by number
-	missing  error               // what Keep found to be missing
+	segments map[uint32]*segment     // with records, or current; by number
+	recent   atomic.Pointer[segment] // one of them, or nil: found without the lock
+	missing  error                   // what Keep found to be missing
 
 	cacheMu sync.RWMutex
 	cache   ring
