@@ -21,7 +21,8 @@ type Options struct {
 
 	// Preallocate is how many bytes of log are kept prepared on disk: written with zeros, in the background, and used again
 	// when their messages are gone. Writing to prepared space costs about half of growing into new space, so it pays
-	// where bursts must be confirmed fast. Default 32 MiB; at most 64 GiB. Without effect in memory or with an Engine.
+	// where bursts must be confirmed fast. Checkpoints are made less often, too: an open may have to replay a quarter of
+	// this. Default 32 MiB; at most 64 GiB. Without effect in memory or with an Engine.
 	Preallocate int64
 
 	Clock  Clock        // nil: the system's

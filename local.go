@@ -23,7 +23,8 @@ type LocalOptions struct {
 	// Preallocate is how much log is kept prepared, see Options.Preallocate. Default: two segments.
 	Preallocate int64
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how much an open
-	// must replay; with a large state it is eight times the size of the last checkpoint. Default 64 MiB, 4 MiB in memory.
+	// must replay; with a large state it is eight times the size of the last checkpoint. Default 64 MiB or a quarter of
+	// Preallocate, whichever is more; 4 MiB in memory.
 	CheckpointBytes int64
 }
 
@@ -52,7 +53,7 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 		}
 	}
 	if opts.CheckpointBytes == 0 {
-		opts.CheckpointBytes = defaultCheckpointBytes
+		opts.CheckpointBytes = max(defaultCheckpointBytes, opts.Preallocate/4)
 	}
 	spare := 0 // the log's default
 	if opts.Preallocate > 0 {
