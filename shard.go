@@ -80,14 +80,14 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 		case effectFree, effectTopology: // done above
 		case effectDeliver:
 			if sub := s.subs[e.consumer]; sub != nil {
-				sub.push(e.lent())
-				if !sub.touched {
-					sub.touched = true
+				if len(sub.incoming) == 0 {
 					s.touched = append(s.touched, sub)
 				}
+				sub.incoming = append(sub.incoming, e.lent())
 			}
 		case effectWithdraw:
 			if sub := s.subs[e.consumer]; sub != nil {
+				sub.push() // it may be among these
 				sub.withdraw(e.tag)
 			}
 		case effectGone:
@@ -105,7 +105,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 // wakeTouchedLocked wakes each consumer once for all that a batch brought it.
 func (s *shard) wakeTouchedLocked() {
 	for i, sub := range s.touched {
-		sub.touched = false
+		sub.push()
 		sub.wake()
 		s.touched[i] = nil
 	}

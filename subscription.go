@@ -8,6 +8,7 @@ import (
 	"iter"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -32,16 +33,17 @@ type Subscription struct {
 	once  sync.Once // of Close
 	err   error     // of that Close; written by once
 
+	handed atomic.Uint64 // highest tag that Next has returned
+
 	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
 	buffer  []lent     // what the machine has lent and Next has not taken, by tag: buffer[first:]
 	first   int
-	handed  uint64              // highest tag that Next has returned
 	ackedTo uint64              // highest tag that AckUpTo has settled
 	stale   map[uint64]struct{} // tags that were taken back when they were not in buffer; nil until there is one
 	ended   error               // why nothing comes any more
 	signal  chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 
-	touched bool // guarded by shard.mu: it is in shard.touched
+	incoming []lent // guarded by shard.mu: lent in this Apply and not in buffer yet; while not empty, s is in shard.touched
 }
 
 // lent is a loan on its way to the consumer.
@@ -128,17 +130,22 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 	return nil, err
 }
 
-// push adds a loan for Next. The shard calls it, under its lock, and wakes the subscription later.
-func (s *Subscription) push(l lent) {
+// push moves what the shard has lent to where Next finds it. The shard calls it, under its lock, once for all that a few
+// commands have brought, and wakes the subscription afterwards.
+func (s *Subscription) push() {
+	if len(s.incoming) == 0 {
+		return
+	}
 	s.mu.Lock()
 	if s.ended == nil {
-		if s.first > 0 && len(s.buffer) == cap(s.buffer) {
+		if s.first > 0 && len(s.buffer)+len(s.incoming) > cap(s.buffer) {
 			s.buffer = s.buffer[:copy(s.buffer, s.buffer[s.first:])]
 			s.first = 0
 		}
-		s.buffer = append(s.buffer, l)
+		s.buffer = append(s.buffer, s.incoming...)
 	}
 	s.mu.Unlock()
+	s.incoming = s.incoming[:0]
 }
 
 // withdraw says that a loan was taken back.
@@ -221,9 +228,12 @@ func (s *Subscription) putBack(rest []lent) {
 
 // handOver says that deliveries up to tag are the caller's from now on.
 func (s *Subscription) handOver(tag uint64) {
-	s.mu.Lock()
-	s.handed = max(s.handed, tag)
-	s.mu.Unlock()
+	for {
+		before := s.handed.Load()
+		if tag <= before || s.handed.CompareAndSwap(before, tag) {
+			return
+		}
+	}
 }
 
 // overLocked reports whether a loan that was popped is over: taken back, or acked by AckUpTo.
@@ -361,11 +371,11 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 	case err != nil:
 	case s.auto:
 		err = ErrAutoAck
-	case tag > s.handed:
+	case tag > s.handed.Load():
 		err = ErrUnknownDelivery
 	default:
 		if tag == 0 {
-			tag = s.handed
+			tag = s.handed.Load()
 		}
 		s.ackedTo = max(s.ackedTo, tag)
 	}

@@ -262,12 +262,12 @@ func (l *Log) remove(name string) {
 	}
 }
 
-// Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones; else 0.
-// Then a checkpoint is worth taking, however little has been written since the last.
+// Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones or less than half of
+// the spares are left; else 0. Then a checkpoint is worth taking, however little has been written since the last.
 func (l *Log) Reclaimable() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.full == nil {
+	if short := 2*(len(l.spares)+len(l.free)) < l.opts.Spare; l.full == nil && !short {
 		return 0
 	}
 	n := 0
