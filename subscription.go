@@ -25,7 +25,7 @@ type SubscribeOptions struct {
 
 // Subscription is a consumer of one queue. Its methods may be called concurrently.
 type Subscription struct {
-	b     *Broker // fixed after Subscribe, as all above mu
+	b     *Broker // fixed after Subscribe, as all above once
 	shard *shard  // of its queue
 	queue queueDef
 	id    consumerID
