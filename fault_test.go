@@ -271,7 +271,8 @@ func TestFailedSync(t *testing.T) {
 			fs := &storage.MemFS{}
 			var broken atomic.Bool
 			b, err := openFault(&storage.FaultFS{FS: fs, Rule: func(o, name string, _ int) error {
-				if broken.Load() && o == op && strings.HasSuffix(name, ".log") {
+				// The segment that is written to: if preparing another one fails first, it is certain that nothing was stored.
+				if broken.Load() && o == op && strings.HasSuffix(name, "0000000000000001.log") {
 					return syscall.EIO
 				}
 				return nil
