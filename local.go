@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/boursemq/bourse/internal/invariant"
 	"github.com/boursemq/bourse/storage"
 )
 
@@ -240,6 +241,13 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 	}
 }
 
+// proposalOf is the proposal of a record. The log gives back what Propose gave it.
+func proposalOf(c *storage.Committed) Proposal {
+	p, ok := c.Owner.(Proposal)
+	invariant.Check(ok, "a record of a stranger in the log")
+	return p
+}
+
 // applyAtOnce is how many commands are applied before their proposals are told: so few that publishers and consumers
 // go on beside the rest of a large batch.
 const applyAtOnce = 64
@@ -260,7 +268,7 @@ func (e *localEngine) apply(batch []storage.Committed) {
 	}
 	s.m.Apply(bodies{e.store}, e.entries)
 	for i := range batch {
-		batch[i].Owner.(Proposal).Done(e.entries[i].Answer, nil)
+		proposalOf(&batch[i]).Done(e.entries[i].Answer, nil)
 	}
 	s.left(int64(len(batch)))
 }
@@ -271,7 +279,7 @@ func (e *localEngine) fail(batch []storage.Committed, err error) {
 	for i := range batch {
 		s := e.opened(batch[i].Stream)
 		s.m.Lead(false)
-		batch[i].Owner.(Proposal).Done(Answer{}, err)
+		proposalOf(&batch[i]).Done(Answer{}, err)
 		s.left(1)
 	}
 }

@@ -231,7 +231,7 @@ func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 // that only some took it: it may be stored, so retry with the same Message.ID. Any other error says that it is not stored:
 // ErrUnroutable, ErrNoExchange, an *InvalidError, ErrDiskFull, ErrClosed, ErrStorage, ErrNotLeader, ErrQueueGone or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
-	w := b.waitings.Get().(*waiting)
+	w, _ := b.waitings.Get().(*waiting) // the pool holds nothing else
 	p := &w.pub
 	p.b, p.owner, p.message = b, w, m
 	if err := p.start(ctx); err != nil {

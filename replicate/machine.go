@@ -9,6 +9,7 @@ import (
 	sm "github.com/lni/dragonboat/v4/statemachine"
 
 	"github.com/boursemq/bourse"
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // What replica.Update says of a batch. Only the first changes anything.
@@ -192,7 +193,9 @@ func (r *replica) PrepareSnapshot() (any, error) {
 
 // SaveSnapshot writes what PrepareSnapshot captured, beside Update.
 func (r *replica) SaveSnapshot(captured any, w io.Writer, _ sm.ISnapshotFileCollection, stop <-chan struct{}) error {
-	return writeSnapshot(w, captured.(moment), stop)
+	m, ok := captured.(moment)
+	invariant.Check(ok, "a snapshot of %T", captured)
+	return writeSnapshot(w, m, stop)
 }
 
 // RecoverFromSnapshot replaces the state by the one in a snapshot.

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // MemFS is a file system in memory, for brokers that need no durability and for
@@ -476,7 +478,9 @@ func (m *MemFS) forget(name string) error {
 	if err != nil {
 		return err
 	}
-	n := f.(*memFile).node
+	file, ok := f.(*memFile)
+	invariant.Check(ok, "%s is not a file of this MemFS", name)
+	n := file.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.pending = nil
