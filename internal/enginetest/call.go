@@ -3,6 +3,7 @@ package enginetest
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -185,6 +186,34 @@ func (cs *calls) settle() {
 	cs.s.Helper()
 	cs.wait()
 	cs.check(false)
+}
+
+// progress returns how many accepted calls are not done yet, and how many are. A wrong
+// engine calls Done when a case no longer expects it, so everything here takes the lock.
+func (cs *calls) progress() (open, done int) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return cs.open, len(cs.order)
+}
+
+// finished returns the calls in the order in which they were done.
+func (cs *calls) finished() []*call {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return slices.Clone(cs.order)
+}
+
+// confirmed returns how many calls are done without an error.
+func (cs *calls) confirmed() int {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	n := 0
+	for _, c := range cs.order {
+		if c.err == nil {
+			n++
+		}
+	}
+	return n
 }
 
 // check fails if anything was wrong with a Done so far. refusals: errors that leave no

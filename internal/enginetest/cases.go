@@ -70,7 +70,7 @@ func order(tb TB, h Harness) {
 	cs.settle()
 	inOrder(s)
 	count(s, n)
-	for i, c := range cs.order {
+	for i, c := range cs.finished() {
 		if c.id != ids(0, i) {
 			s.Fatalf("Done %d is that of another proposal", i+1)
 		}
@@ -330,18 +330,14 @@ func closeDrains(tb TB, h Harness) {
 	}
 	s.m.forbid()
 	close(closed)
-	cs.mu.Lock()
-	before := len(cs.order)
-	cs.mu.Unlock()
+	_, before := cs.progress()
 	wg.Wait()
 	for p, err := range errs {
 		if !errors.Is(err, bourse.ErrClosed) {
 			s.Errorf("proposer %d was refused with %v", p, err)
 		}
 	}
-	cs.mu.Lock()
-	open, after := cs.open, len(cs.order)
-	cs.mu.Unlock()
+	open, after := cs.progress()
 	if open > 0 {
 		s.Fatalf("Close returned with %d proposals not done", open)
 	}
@@ -356,14 +352,8 @@ func closeDrains(tb TB, h Harness) {
 	if err := s.log.Close(); err != nil && !errors.Is(err, bourse.ErrClosed) {
 		s.Fatalf("second Log.Close: %v", err)
 	}
-	confirmed := 0
-	for _, c := range cs.order {
-		if c.err == nil {
-			confirmed++
-		}
-	}
 	// A refusal says that the command is not in the log, so the two agree.
-	count(s, confirmed)
+	count(s, cs.confirmed())
 	old := s.m
 	s.stop()
 	s.start()
@@ -389,8 +379,8 @@ func engineClose(tb TB, h Harness) {
 		}
 	}
 	for _, cs := range []*calls{ca, cb} {
-		if cs.open > 0 {
-			r.Fatalf("Engine.Close returned with %d proposals not done", cs.open)
+		if open, _ := cs.progress(); open > 0 {
+			r.Fatalf("Engine.Close returned with %d proposals not done", open)
 		}
 		cs.check(true)
 	}
@@ -616,13 +606,14 @@ func notLeader(tb TB, h Harness) {
 	if err != nil {
 		s.Fatalf("follower: %v", err)
 	}
-	c := &call{to: newCalls(s), cmd: command(opPlain, ids(1, 0), 0)}
+	refused := newCalls(s)
+	c := &call{to: refused, cmd: command(opPlain, ids(1, 0), 0)}
 	if err := l.Propose(c); !errors.Is(err, bourse.ErrNotLeader) {
 		s.Fatalf("Propose at a follower: %v", err)
 	}
 	keepSome(cs, 2, 10)
 	count(s, 20)
-	if c.dones > 0 {
+	if _, done := refused.progress(); done > 0 {
 		s.Fatalf("Done of a proposal that was refused")
 	}
 	s.close()

@@ -47,7 +47,7 @@ type Body struct {
 // them, and the bodies it was told to keep. It answers with a command's ordinal and the
 // hash after it. Its methods may be called while an engine feeds it.
 type Machine struct {
-	busy      atomic.Int32 // 1 while the engine is in a call
+	busy      atomic.Int32 // calls of the engine under way
 	forbidden atomic.Bool  // no call may come any more
 
 	mu       sync.Mutex
@@ -82,7 +82,7 @@ func (m *Machine) problem(format string, args ...any) {
 // enter checks that the engine makes one call at a time, and none after the end, and
 // takes the lock.
 func (m *Machine) enter(call string) (leave func()) {
-	alone := m.busy.CompareAndSwap(0, 1)
+	alone := m.busy.Add(1) == 1
 	runtime.Gosched() // a call that should have waited gets its chance to run
 	m.mu.Lock()
 	if !alone {
@@ -93,9 +93,7 @@ func (m *Machine) enter(call string) (leave func()) {
 	}
 	return func() {
 		m.mu.Unlock()
-		if alone {
-			m.busy.Store(0)
-		}
+		m.busy.Add(-1)
 	}
 }
 

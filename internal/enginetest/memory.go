@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/boursemq/bourse"
 )
@@ -133,6 +135,8 @@ type memoryLog struct {
 
 	machine sync.Mutex // held for every call of m; taken before file.mu
 	buf     []byte     // commands of the batch in Apply; owned by run
+
+	snapshots atomic.Int32 // calls of the machine's Snapshot under way
 
 	mu      sync.Mutex // guards below
 	changed sync.Cond
@@ -274,6 +278,11 @@ func (l *memoryLog) apply(entries []bourse.Entry) {
 type memoryBodies struct{ l *memoryLog }
 
 func (b memoryBodies) Keep(ref bourse.Ref, n int) {
+	if m, ok := b.l.m.(*Machine); ok && b.l.engine.disk.has(unlockedSnapshot) {
+		for b.l.snapshots.Load() > 0 && m.busy.Load() == 1 { // until Snapshot is beside this Apply
+			runtime.Gosched()
+		}
+	}
 	b.l.file.mu.Lock()
 	defer b.l.file.mu.Unlock()
 	b.l.file.refs[uint64(ref)] += n
@@ -300,7 +309,9 @@ func (l *memoryLog) snapshot() error {
 	if !d.has(unlockedSnapshot) {
 		l.machine.Lock()
 	}
+	l.snapshots.Add(1)
 	w, err := l.m.Snapshot()
+	l.snapshots.Add(-1)
 	f := l.file
 	f.mu.Lock()
 	covered := f.first + uint64(len(f.cmds)) - 1
