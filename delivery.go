@@ -13,7 +13,9 @@ import (
 // AckSync return without waiting: the verdict is in the log with the next commit, and a crash before that
 // brings the message back.
 type Delivery struct {
-	Message // Headers, Body and the rest are the receiver's to keep and to change
+	// Headers, Body and the rest are the receiver's to keep and to change. Bodies up to 4 KiB share memory with their
+	// neighbours, up to 32 KiB: copy one that is to be kept for long.
+	Message
 
 	Queue      string
 	Tag        uint64    // its number on this subscription: 1, 2, 3, ...

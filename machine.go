@@ -24,6 +24,7 @@ type machine struct {
 	session  uint32
 	topology *topology
 	queues   map[queueID]*queue // lookup only, never walked
+	last     *queue             // the one that was found last, or nil: the next command is often for the same
 	order    []*queue
 	timers   *btree.BTreeG[timer]
 	woken    instant // what the last wake effect asked for
@@ -177,10 +178,14 @@ func mustDecode(kind commandKind, err error) {
 
 // at returns the queue with that id, brought to the present, or nil if it is gone.
 func (m *machine) at(id queueID) *queue {
-	q := m.queues[id]
-	if q != nil {
-		q.now = m.now
+	q := m.last
+	if q == nil || q.def.id != id {
+		if q = m.queues[id]; q == nil {
+			return nil
+		}
+		m.last = q
 	}
+	q.now = m.now
 	return q
 }
 
@@ -378,6 +383,7 @@ func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answe
 			m.timers.Delete(timer{q.timer, def.id})
 		}
 		delete(m.queues, def.id)
+		m.last = nil
 		m.order = slices.DeleteFunc(m.order, func(o *queue) bool { return o == q })
 	}
 	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})

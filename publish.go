@@ -21,23 +21,32 @@ type publication struct {
 	b       *Broker
 	owner   publisher
 	message Message
-	made    messageID
+	made    uint64 // number of the id that the broker gives it
 	targets []queueID
-	few     [4]queueID // room for targets
-	index   int        // in a batch
+	few     [2]queueID // room for targets
+	parts   *parts     // if the targets are in more than one shard
+	index   int32      // in a batch
 
-	mu        sync.Mutex // guards below, and body and headers when they are read again after submit
-	abandoned bool       // the caller has them back
-	left      int        // parts without an outcome
-	taken     int        // parts that a queue took
-	failed    error      // of the parts
+	abandoned bool       // guarded by mu: the caller has body and headers back
+	mu        sync.Mutex // guards body and headers as well when they are read again after submit
 }
+
+// parts is what became of the parts of a publication.
+type parts struct {
+	mu     sync.Mutex // guards below; leaf lock
+	left   int        // without an outcome
+	taken  int        // that a queue took
+	failed error
+}
+
+// id is the id that the broker made for a message that came without one.
+func (p *publication) id() messageID { return messageID{instance: p.b.instance, number: p.made} }
 
 // AppendTo implements Proposal.
 func (p *publication) AppendTo(dst []byte) []byte {
 	dst = appendHeader(dst, cmdEnqueue, p.b.now())
 	dst = appendTargets(dst, p.targets)
-	return appendMessage(dst, &p.message, p.made, nil)
+	return appendMessage(dst, &p.message, p.id(), nil)
 }
 
 // Durable implements Proposal.
@@ -146,15 +155,13 @@ type part struct {
 
 // submitParts proposes a command for each target. They succeed or fail one by one.
 func (p *publication) submitParts() {
-	parts := make([]part, len(p.targets))
-	p.mu.Lock()
-	p.left, p.taken, p.failed = len(parts), 0, nil
-	p.mu.Unlock()
+	all := make([]part, len(p.targets))
+	p.parts = &parts{left: len(all)}
 	for i, id := range p.targets {
-		parts[i] = part{p: p, shard: p.b.placement.of(id), target: [1]queueID{id}}
+		all[i] = part{p: p, shard: p.b.placement.of(id), target: [1]queueID{id}}
 	}
-	for i := range parts {
-		t := &parts[i]
+	for i := range all {
+		t := &all[i]
 		if t.shard == nil {
 			t.Done(Answer{Code: answerGone}, nil)
 		} else if err := t.shard.log.Propose(t); err != nil {
@@ -167,7 +174,7 @@ func (p *publication) submitParts() {
 func (t *part) AppendTo(dst []byte) []byte {
 	dst = appendHeader(dst, cmdEnqueue, t.p.b.now())
 	dst = appendTargets(dst, t.target[:])
-	return appendMessage(dst, &t.p.message, t.p.made, nil)
+	return appendMessage(dst, &t.p.message, t.p.id(), nil)
 }
 
 // Durable implements Proposal.
@@ -176,18 +183,18 @@ func (t *part) Durable() bool { return true }
 // Done implements Proposal. The last part brings the outcome: nil if each target took the message or is gone,
 // and at least one took it. If some took it and others did not, it is not true that it is not stored.
 func (t *part) Done(a Answer, err error) {
-	p := t.p
-	p.mu.Lock()
-	p.left--
+	p, of := t.p, t.p.parts
+	of.mu.Lock()
+	of.left--
 	switch {
 	case err != nil:
 		def, _ := p.b.topology.Load().queueByID(t.target[0])
-		p.failed = errors.Join(p.failed, fmt.Errorf("queue %q: %w", def.Name, err))
+		of.failed = errors.Join(of.failed, fmt.Errorf("queue %q: %w", def.Name, err))
 	case a.Code == answerOK:
-		p.taken++
+		of.taken++
 	}
-	left, taken, failed := p.left, p.taken, p.failed
-	p.mu.Unlock()
+	left, taken, failed := of.left, of.taken, of.failed
+	of.mu.Unlock()
 	switch {
 	case left > 0:
 	case failed == nil && taken == 0:
@@ -211,7 +218,7 @@ func (p *publication) start(ctx context.Context) error {
 		return p.describe(err)
 	}
 	if p.message.ID == "" {
-		p.made = messageID{instance: p.b.instance, number: p.b.made.Add(1)}
+		p.made = p.b.made.Add(1)
 	}
 	return nil
 }
@@ -317,7 +324,7 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 	t.left.Store(int64(len(ms)))
 	for i := range ms {
 		p := &t.pubs[i]
-		p.b, p.owner, p.message, p.index = b, t, ms[i], i
+		p.b, p.owner, p.message, p.index = b, t, ms[i], int32(i)
 		if err := p.start(ctx); err != nil {
 			t.published(p, err)
 			continue

@@ -177,15 +177,15 @@ func (l *Log) createSegment(number uint32, size int64, fill bool) (s *segment, e
 	return &segment{number: number, file: f, size: size}, nil
 }
 
-// bulkBytes is the size of a batch from which zeros are not worth writing.
+// bulkBytes is how much a sync must cover for zeros not to be worth writing.
 const bulkBytes = 128 << 10
 
-// bulk reports whether the batches since the last look were large. Zeros make the sync of a small batch shorter, which
+// bulk reports whether the syncs since the last look covered much each. Zeros make the sync of a small batch shorter, which
 // is most of what it costs; a log that grows by large ones would only write everything twice.
 func (l *Log) bulk() bool {
-	batches, written := l.counts.batches.Load(), l.counts.written.Load()
-	n, bytes := batches-l.looked.batches, written-l.looked.written
-	l.looked.batches, l.looked.written = batches, written
+	syncs, written := l.counts.syncs.Load(), l.counts.written.Load()
+	n, bytes := syncs-l.looked.syncs, written-l.looked.written
+	l.looked.syncs, l.looked.written = syncs, written
 	return n > 0 && bytes/n >= bulkBytes
 }
 
@@ -287,7 +287,9 @@ func (l *Log) freeSegments(m Mark) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.segMu.Lock()
-	l.recent.Store(nil)
+	for i := range l.recent {
+		l.recent[i].Store(nil)
+	}
 	for n, s := range l.segments {
 		if n < m.base.segment && !slices.Contains(m.live, n) {
 			delete(l.segments, n)

@@ -39,8 +39,8 @@
 // # Life of a record
 //
 // Append encodes the payload into the open chunk, gives it sequence and position, and
-// puts it into the open batch (wal.go). The writer completes the checksums, writes the
-// batch, and syncs it once if any of its records asked. The committer reports it; there
+// puts it into the open batch (wal.go). The writer completes the checksums and writes the
+// batch, the syncer syncs it if any of its records asked, and the committer reports it; there
 // the owner calls Keep for what must stay readable. Read finds it in the chunk as long
 // as that is cached, else in the file (message.go). Free takes references back, and the
 // next durable checkpoint frees segments without any (compact.go).

@@ -109,6 +109,54 @@ func TestFailedSyncIsFinal(t *testing.T) {
 	require.Equal(t, syncs, l.Stats().Syncs)
 }
 
+// The writer syncs a file before it goes on in the next one, and the kernel tells a failure once. A batch that the
+// syncer has not come to yet must not take the next sync of that file for its own success.
+func TestFailedSyncCoversWhatWaits(t *testing.T) {
+	var fail atomic.Bool
+	ffs := &FaultFS{FS: &MemFS{}, Rule: func(op, name string, _ int) error {
+		if op == "sync" && strings.HasSuffix(name, "1.log") && fail.CompareAndSwap(true, false) {
+			return syscall.EIO
+		}
+		return nil
+	}}
+	release := make(chan struct{}) // closed below: the committer may go on
+	var outcomes []error           // one for each record; read after Close
+	l, _ := open(t, "d", Options{FS: ffs, SegmentBytes: 4096, Commit: func(batch []Committed, err error) {
+		<-release
+		for range batch {
+			outcomes = append(outcomes, err)
+		}
+	}})
+	until := func(n *atomic.Uint64, sequence uint64) {
+		for n.Load() < sequence {
+			runtime.Gosched()
+		}
+	}
+	first := l.Stats().Sequence
+	const synced = 2 + commitAhead // one in the callback, one that the syncer cannot hand over
+	for i := range uint64(synced) {
+		require.NoError(t, l.Append(1, true, raw("synced")))
+		until(&l.synced, first+i+1)
+	}
+	require.NoError(t, l.Append(1, true, raw("written")))
+	until(&l.written, first+synced+1)
+	fail.Store(true)
+	require.NoError(t, l.Append(1, true, raw(strings.Repeat("x", 3800)))) // into the next segment
+	for !l.Stats().Failed {
+		runtime.Gosched()
+	}
+	close(release)
+	require.ErrorIs(t, l.Close(), ErrFailed)
+	require.Len(t, outcomes, synced+2)
+	for i, err := range outcomes {
+		if i < synced {
+			require.NoError(t, err, "record %d", i)
+		} else {
+			require.ErrorIs(t, err, syscall.EIO, "record %d", i)
+		}
+	}
+}
+
 // A kernel may take pages that it failed to write for clean: they can be read, and no
 // later sync writes them. What recovery counts it must write again.
 func TestSyncThatForgets(t *testing.T) {

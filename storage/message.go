@@ -19,8 +19,7 @@ type segment struct {
 	file   File
 	size   int64 // allocated, or once sealed, the length
 
-	live    atomic.Int64 // references, by Keep and Free
-	written uint64       // owned by the writer: last sequence written to it
+	live atomic.Int64 // references, by Keep and Free
 
 	// What Open found; fixed.
 	header bool   // it has a header of its own
@@ -30,20 +29,21 @@ type segment struct {
 func sequenceOf(b []byte) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
 
 func (l *Log) segment(number uint32) *segment {
-	if s := l.recent.Load(); s != nil && s.number == number {
+	place := &l.recent[number%recentSegments]
+	if s := place.Load(); s != nil && s.number == number {
 		return s
 	}
 	l.segMu.RLock()
 	defer l.segMu.RUnlock()
 	s := l.segments[number]
 	if s != nil {
-		l.recent.Store(s) // under segMu, so not one that is being freed
+		place.Store(s) // under segMu, so not one that is being freed
 	}
 	return s
 }
 
 // Read appends the payload of the record at pos to dst and returns the longer slice;
-// the checksum is verified. size is the length of the payload, or an upper bound, if
+// the checksum of what comes from the disk is verified. size is the length of the payload, or an upper bound, if
 // the caller knows it, else 0: it saves a second read. Only a record that was reported
 // and that Keep holds can be read. ErrGone means that nobody holds it any more, a
 // *CorruptError that the file is damaged. Any goroutine may call Read, until Close.
@@ -71,11 +71,11 @@ func (l *Log) readCache(pos Position, dst []byte) ([]byte, bool) {
 	if c == nil {
 		return dst, false
 	}
-	r, bad := decodeRecord(c.mem[pos.offset()-c.base:], c.segment, pos.offset())
-	if bad != "" {
+	payload, ok := payloadIn(c.mem[pos.offset()-c.base:], c.segment)
+	if !ok {
 		return dst, false // let the file say what is wrong
 	}
-	return append(dst, r.payload...), true
+	return append(dst, payload...), true
 }
 
 func (l *Log) readFile(s *segment, offset uint32, size int, dst []byte) ([]byte, error) {

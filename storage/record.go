@@ -148,6 +148,16 @@ func decodeRecord(b []byte, segment, offset uint32) (r record, bad string) {
 	return r, ""
 }
 
+// payloadIn returns the payload of the record at the start of b, part of the memory that the log encoded it into. No checksum
+// is verified: that memory was never anywhere else.
+func payloadIn(b []byte, segment uint32) (payload []byte, ok bool) {
+	n := binary.LittleEndian.Uint32(b[4:])
+	if binary.LittleEndian.Uint32(b[16:]) != segment || kind(b[20]) != kindData || int64(n) > int64(len(b)-recordBytes) {
+		return nil, false
+	}
+	return b[recordBytes : recordBytes+n], true
+}
+
 // findRecord looks for a whole record of segment in b, which was read from offset
 // base, at any multiple of 8 from start on. Records must have a sequence above
 // after. It returns the place in b, or -1. budget bounds the bytes that are summed,

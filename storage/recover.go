@@ -84,7 +84,7 @@ func Open(dir string, opts Options) (*Log, error) {
 	l := &Log{
 		dir: dir, opts: opts, fs: opts.FS, chain: chain{}, segments: map[uint32]*segment{},
 		kick: make(chan struct{}, 1), quit: make(chan struct{}), closed: make(chan struct{}),
-		done: make(chan *batch, commitAhead), open: &batch{},
+		wrote: make(chan *batch, commitAhead), done: make(chan *batch, commitAhead), open: &batch{},
 		memory: min(chunkBytes, opts.SegmentBytes+headerBytes+endBytes),
 	}
 	l.work.L, l.room.L = &l.mu, &l.mu
@@ -371,9 +371,10 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 	}
 	l.chain = nil
 	l.running = true
-	l.wg.Add(2)
+	l.wg.Add(3)
 	l.prep.Add(1)
 	go l.write()
+	go l.sync()
 	go l.report()
 	go l.prepare()
 	l.wakePreparer()
@@ -632,7 +633,9 @@ func (l *Log) goOn(t tail) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.seq, l.synced = first-1, first-1
+	l.seq = first - 1
+	l.written.Store(l.seq)
+	l.synced.Store(l.seq)
 	l.file = s
 	l.startLocked(s, first, hasHeader)
 	l.reported = reported{first - 1, first, at(s.number, headerBytes)}

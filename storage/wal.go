@@ -63,29 +63,33 @@ type Options struct {
 const DefaultSegmentBytes = 16 << 20
 
 const (
-	chunkBytes   = 256 << 10
-	maxPending   = 64 << 20 // bytes appended and not reported; Append waits above
-	maxScratch   = 1 << 20
-	commitAhead  = 2 // batches written and waiting for the callback
-	directMargin = 8 << 10
+	chunkBytes     = 256 << 10
+	maxPending     = 64 << 20 // bytes appended and not reported; Append waits above
+	maxScratch     = 1 << 20
+	commitAhead    = 2 // batches that wait for a sync, and as many for the callback
+	directMargin   = 8 << 10
+	recentSegments = 8 // found without a lock: those that are written, delivered and acked
 )
 
 // Log is an open log. Methods may be called concurrently, except as stated.
 //
-// Three goroutines run between Replay and Close, and end with Close: the writer takes
-// the open batch, writes and syncs it; the committer reports it; the preparer keeps
-// spare segments ready. While the writer syncs one batch the next one fills, and
-// while the committer reports one the writer writes the next. No timer is involved:
-// a log at rest writes at once, a busy one forms large batches.
+// Four goroutines run between Replay and Close, and end with Close: the writer takes
+// the open batch and writes it; the syncer syncs it if any record asked; the committer
+// reports it; the preparer keeps spare segments ready. So one batch fills while another
+// is written, the one before is synced and the one before that reported: the disk does
+// not wait for a checksum, nor a checksum for the disk. One sync serves all that was
+// written when it began. No timer is involved: a log at rest writes at once, a busy one
+// forms larger batches.
 //
 // Invariants:
 //  1. Sequences, and positions, increase in the order of Append.
 //  2. A segment gets its first record only after the one before it was synced, whole.
 //  3. A record says synced s only after everything up to s was synced.
-//  4. Nothing is written behind a tear, nor after a failed write or sync.
+//  4. Nothing is written behind a tear, nor after a failed write, nor once a failed sync
+//     is known; what a sync was to cover, and all after it, is never reported durable.
 //  5. A file is used again only after a durable checkpoint no longer needs it.
 //
-// Lock order: ckptMu, mu, then segMu or cacheMu, which are leaves.
+// Lock order: ckptMu or syncMu, mu, then segMu or cacheMu, which are leaves.
 type Log struct {
 	// Fixed after Open.
 	dir    string
@@ -96,10 +100,11 @@ type Log struct {
 	chain  chain          // what Open found; nil after Replay
 	kick   chan struct{}  // sent by wake calls, received by the preparer; capacity 1
 	quit   chan struct{}  // closed by Close
-	done   chan *batch    // sent and closed by the writer, received by the committer
+	wrote  chan *batch    // sent and closed by the writer, received by the syncer
+	done   chan *batch    // sent and closed by the syncer, received by the committer
 	closed chan struct{}  // closed when Close is done
 	memory int            // size of a chunk
-	wg     sync.WaitGroup // writer and committer
+	wg     sync.WaitGroup // writer, syncer and committer
 	prep   sync.WaitGroup // preparer
 
 	mu       sync.Mutex
@@ -126,9 +131,9 @@ type Log struct {
 	chunks   []*chunk   // for reuse
 
 	segMu    sync.RWMutex
-	segments map[uint32]*segment     // with records, or current; by number
-	recent   atomic.Pointer[segment] // one of them, or nil: found without the lock
-	missing  error                   // what Keep found to be missing
+	segments map[uint32]*segment                     // with records, or current; by number
+	recent   [recentSegments]atomic.Pointer[segment] // some of them, by number: found without the lock
+	missing  error                                   // what Keep found to be missing
 
 	cacheMu sync.RWMutex
 	cache   ring
@@ -142,11 +147,14 @@ type Log struct {
 	logged     atomic.Int64 // bytes of log replayed and reported so far
 	sinceBase  atomic.Int64 // logged at the last checkpoint
 
-	looked struct{ batches, written int64 } // owned by the preparer: counts when bulk looked last
-	ample  bool                             // owned by the preparer: there were as many spares as wanted
+	looked struct{ syncs, written int64 } // owned by the preparer: counts when bulk looked last
+	ample  bool                           // owned by the preparer: there were as many spares as wanted
 
-	file   *segment // owned by the writer: what it writes to
-	synced uint64   // owned by the writer
+	file    *segment      // owned by the writer: what it writes to
+	syncMu  sync.Mutex    // held for each sync: who shares a file with a failed one must learn of it
+	syncErr error         // guarded by syncMu: a sync failed; matches ErrFailed
+	written atomic.Uint64 // last sequence that was written; by the writer
+	synced  atomic.Uint64 // everything up to it is durable; changed under syncMu
 
 	counts struct {
 		appends, batches, written, syncs, cacheHits, diskReads atomic.Int64
@@ -159,6 +167,7 @@ type batch struct {
 	pieces  []piece
 	last    uint64   // sequence of its last record
 	end     Position // behind its last record
+	file    *segment // that its last record is in; set when it is written
 	bytes   int
 	sync    bool
 	poked   bool // to be reported even if it is empty
@@ -396,17 +405,18 @@ func (l *Log) Poke() {
 }
 
 // write is the writer. It stops when the log is closing and the open batch is empty,
-// seals the log, and closes done; Close waits for it.
+// seals the log, and closes wrote; Close waits for it.
 func (l *Log) write() {
 	defer l.wg.Done()
-	defer close(l.done)
+	defer close(l.wrote)
 	for {
 		l.mu.Lock()
 		for len(l.open.pieces) == 0 && !l.closing && !l.poked {
 			l.work.Wait()
 		}
-		b, err, closing := l.open, l.failed, l.closing
+		b, err := l.open, l.failed
 		b.poked, l.poked = l.poked, false
+		b.sync = b.sync || l.closing
 		if len(b.pieces) == 0 && !b.poked {
 			l.mu.Unlock()
 			l.seal(err)
@@ -415,22 +425,22 @@ func (l *Log) write() {
 		l.open = l.newBatchLocked()
 		l.mu.Unlock()
 		if err == nil && len(b.pieces) > 0 {
-			if err = l.flush(b, b.sync || closing); err != nil {
+			if err = l.flush(b); err != nil {
 				err = l.fail(err)
 			}
 		}
 		b.err = err
-		l.done <- b
+		l.wrote <- b
 	}
 }
 
-// flush writes a batch, and syncs it if asked to. Where a new segment starts, the one
-// before it is synced first (invariant 2).
-func (l *Log) flush(b *batch, sync bool) error {
+// flush writes a batch. Where a new segment starts, the one before it is synced first
+// (invariant 2).
+func (l *Log) flush(b *batch) error {
 	for _, p := range b.pieces {
 		c := p.chunk
 		if c.segment != l.file.number {
-			if err := l.syncFile(); err != nil {
+			if err := l.syncTo(l.file, l.written.Load()); err != nil {
 				return err
 			}
 			l.segMu.RLock()
@@ -441,35 +451,61 @@ func (l *Log) flush(b *batch, sync bool) error {
 		if c.base == 0 && i == 0 {
 			i = headerBytes
 		}
-		last := l.synced
+		last, synced := uint64(0), l.synced.Load()
 		for i < p.to {
 			last = sequenceOf(c.mem[i:])
-			i += sealRecord(c.mem[i:], c.base+uint32(i), l.synced)
+			i += sealRecord(c.mem[i:], c.base+uint32(i), synced)
 		}
 		if _, err := l.file.file.WriteAt(c.mem[p.from:p.to], int64(c.base)+int64(p.from)); err != nil {
 			return err
 		}
-		l.file.written = max(l.file.written, last)
+		if last > 0 { // else it was the segment header, alone
+			l.written.Store(last)
+		}
 		l.counts.written.Add(int64(p.to - p.from))
 	}
+	b.file = l.file
 	l.counts.batches.Add(1)
-	if sync {
-		return l.syncFile()
-	}
 	return nil
 }
 
-// syncFile syncs the segment that is written to. A failure is final: the caller fails
-// the log.
-func (l *Log) syncFile() error {
-	if l.file.written <= l.synced {
+// sync is the syncer. It ends when the writer has closed wrote; Close waits for it.
+func (l *Log) sync() {
+	defer l.wg.Done()
+	defer close(l.done)
+	var lost error // a sync failed; nothing behind it counts
+	for b := range l.wrote {
+		if b.err == nil && b.sync && lost == nil && b.file != nil {
+			if err := l.syncTo(b.file, b.last); err != nil {
+				lost = l.fail(err)
+			}
+		}
+		if b.err == nil {
+			b.err = lost
+		}
+		l.done <- b
+	}
+}
+
+// syncTo makes everything up to sequence durable, whose last records are in s. A failure is
+// final: the caller fails the log. The operating system reports it once for each open file,
+// so whoever comes behind a failed sync gets that failure, not a try of its own.
+func (l *Log) syncTo(s *segment, sequence uint64) error {
+	l.syncMu.Lock()
+	defer l.syncMu.Unlock()
+	if sequence <= l.synced.Load() {
 		return nil
 	}
-	if err := l.file.file.Sync(); err != nil {
-		return err
+	if l.syncErr != nil {
+		return l.syncErr
+	}
+	covers := l.written.Load() // what is written meanwhile may be on disk too, or not
+	if err := s.file.Sync(); err != nil {
+		l.syncErr = l.fail(err)
+		return l.syncErr
 	}
 	l.counts.syncs.Add(1)
-	l.synced = l.file.written
+	l.synced.Store(covers)
 	return nil
 }
 
@@ -508,7 +544,10 @@ func (l *Log) seal(err error) {
 	l.open = l.newBatchLocked()
 	end, first := l.offset, l.seq+1
 	l.mu.Unlock()
-	if err = l.flush(b, true); err == nil && next != nil {
+	if err = l.flush(b); err == nil {
+		err = l.syncTo(b.file, b.last)
+	}
+	if err == nil && next != nil {
 		var h [headerBytes]byte
 		putSegmentHeader(h[:], number, first)
 		if _, err = next.file.WriteAt(h[:], 0); err == nil {
