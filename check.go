@@ -81,6 +81,15 @@ func (r *readySet) check(once func(entry, bool)) {
 		set := r.occupied[l/64]&(1<<(l%64)) != 0
 		invariant.Check(set == (k > 0), "ready 2: level %d holds %d", l, k)
 	}
+	blocks := make(map[*block]bool)
+	for i := range r.lines {
+		l := &r.lines[i]
+		for _, b := range l.row[l.head:] {
+			invariant.Check(b.first < b.last, "ready 4: an empty block at level %d", i)
+			invariant.Check(!blocks[b] && b != r.spare, "ready 4: a block at level %d is used twice", i)
+			blocks[b] = true
+		}
+	}
 	invariant.Check(n == r.n && bytes == r.bytes, "ready 3: %d messages of %d bytes, counted %d and %d", n, bytes, r.n, r.bytes)
 }
 

@@ -1,7 +1,9 @@
 package bourse
 
 import (
+	"cmp"
 	"math/bits"
+	"slices"
 
 	"github.com/google/btree"
 )
@@ -27,6 +29,7 @@ type entry struct {
 //  1. Each line is in ascending order of seq, and all in it have its level.
 //  2. Bit l of occupied is set if and only if line l is not empty.
 //  3. n and bytes are the sums over all lines.
+//  4. No block is empty, and none is the spare one.
 type readySet struct {
 	lines    []line
 	occupied [MaxPriorities / 64]uint64
@@ -36,19 +39,19 @@ type readySet struct {
 }
 
 // line is the messages of one level. New ones always have the highest seq so far and go to
-// the tail of a list of blocks. One that comes back has a lower seq than the tail, usually lower than the
+// the tail of a row of blocks. One that comes back has a lower seq than the tail, usually lower than the
 // head, and goes into returned, which is nil in a queue where nothing ever comes
 // back. The next message is the one with the lower seq of both heads.
 type line struct {
-	head, tail *block
-	returned   *btree.BTreeG[entry]
+	row      []*block // the blocks are row[head:], in order
+	head     int
+	returned *btree.BTreeG[entry]
 }
 
-// block is a piece of a line: entries[first:last] are in it.
+// block is a piece of a line: entries[first:last] are in it, at least one.
 type block struct {
 	entries     [blockEntries]entry
 	first, last int
-	next        *block
 	shared      bool // a view refers to it
 }
 
@@ -61,23 +64,69 @@ func newReadySet(levels int) readySet { return readySet{lines: make([]line, leve
 // push adds e, whose seq is higher than any that was pushed before, at the tail of its level.
 func (r *readySet) push(e entry) {
 	l := &r.lines[e.level]
-	if l.tail == nil || l.tail.last == blockEntries {
-		b := r.spare
-		if b == nil {
-			b = new(block)
-		} else {
-			r.spare = nil
-		}
-		if l.tail == nil {
-			l.head = b
-		} else {
-			l.tail.next = b
-		}
-		l.tail = b
+	n := len(l.row)
+	if n == l.head || l.row[n-1].last == blockEntries {
+		l.append(r.fresh())
+		n = len(l.row)
 	}
-	l.tail.entries[l.tail.last] = e
-	l.tail.last++
+	b := l.row[n-1]
+	b.entries[b.last] = e
+	b.last++
 	r.added(e)
+}
+
+// fresh returns an empty block.
+func (r *readySet) fresh() *block {
+	b := r.spare
+	if b == nil {
+		return new(block)
+	}
+	r.spare = nil
+	return b
+}
+
+// recycle takes back a block that is in no line any more. A shared one is left to its views.
+func (r *readySet) recycle(b *block) {
+	if !b.shared {
+		b.first, b.last = 0, 0
+		r.spare = b
+	}
+}
+
+// append puts b behind the row. The places of blocks that were popped are used again before the row grows.
+func (l *line) append(b *block) {
+	if len(l.row) == cap(l.row) && l.head > len(l.row)/2 {
+		n := copy(l.row, l.row[l.head:])
+		clear(l.row[n:])
+		l.row, l.head = l.row[:n], 0
+	}
+	l.row = append(l.row, b)
+}
+
+// cut takes block i out of the row.
+func (l *line) cut(i int) {
+	if i == l.head {
+		l.row[i] = nil
+		l.head++
+	} else {
+		l.row = slices.Delete(l.row, i, i+1)
+	}
+	if l.head == len(l.row) {
+		l.row, l.head = l.row[:0], 0
+	}
+}
+
+// next is the first of the blocks, which returned may come before; nil if there is none.
+func (l *line) next() *entry {
+	if l.head == len(l.row) {
+		return nil
+	}
+	b := l.row[l.head]
+	return &b.entries[b.first]
+}
+
+func (l *line) empty() bool {
+	return l.head == len(l.row) && (l.returned == nil || l.returned.Len() == 0)
 }
 
 // insert puts e back to the place that its seq gives it in its level.
@@ -108,42 +157,137 @@ func (r *readySet) top() int {
 
 // pop takes the next message: the first of the highest level. The set must not be empty.
 func (r *readySet) pop() entry {
-	level := r.top()
-	l := &r.lines[level]
+	l := &r.lines[r.top()]
+	next := l.next()
 	var e entry
-	if first, ok := l.firstReturned(); ok && (l.head == nil || first.seq < l.head.entries[l.head.first].seq) {
+	if first, ok := l.firstReturned(); ok && (next == nil || first.seq < next.seq) {
 		e, _ = l.returned.DeleteMin()
 	} else {
-		b := l.head
-		e = b.entries[b.first]
-		b.first++
-		if b.first == b.last {
-			l.head = b.next
-			if l.head == nil {
-				l.tail = nil
-			}
-			if !b.shared {
-				b.first, b.last, b.next = 0, 0, nil
-				r.spare = b
-			}
-		}
+		e = *next
+		r.dropFirst(l)
 	}
-	if l.head == nil && (l.returned == nil || l.returned.Len() == 0) {
-		r.occupied[level/64] &^= 1 << (level % 64)
+	r.removed(e)
+	return e
+}
+
+// dropFirst takes the first entry out of the blocks of l.
+func (r *readySet) dropFirst(l *line) {
+	b := l.row[l.head]
+	b.first++
+	if b.first == b.last {
+		l.cut(l.head)
+		r.recycle(b)
+	}
+}
+
+func (r *readySet) removed(e entry) {
+	if r.lines[e.level].empty() {
+		r.occupied[e.level/64] &^= 1 << (e.level % 64)
 	}
 	r.n--
 	r.bytes -= int64(e.size)
-	return e
 }
 
 // first is the message that pop would take. The set must not be empty.
 func (r *readySet) first() entry {
 	l := &r.lines[r.top()]
+	next := l.next()
 	first, ok := l.firstReturned()
-	if !ok || l.head != nil && l.head.entries[l.head.first].seq < first.seq {
-		return l.head.entries[l.head.first]
+	if !ok || next != nil && next.seq < first.seq {
+		return *next
 	}
 	return first
+}
+
+// find returns the message seq of a level, and whether it is there. Its cost grows with the logarithm of what waits.
+func (r *readySet) find(level uint8, seq uint64) (entry, bool) {
+	l := &r.lines[level]
+	if n, i, ok := l.search(seq); ok {
+		return l.row[n].entries[i], true
+	}
+	if l.returned == nil {
+		return entry{}, false
+	}
+	return l.returned.Get(entry{seq: seq})
+}
+
+// search finds the place of seq in the row: that of the first entry that is not before it, and whether that is seq. If all are
+// before it, n is the length of the row.
+func (l *line) search(seq uint64) (n, i int, found bool) {
+	n, _ = slices.BinarySearchFunc(l.row[l.head:], seq, func(b *block, seq uint64) int {
+		return cmp.Compare(b.entries[b.last-1].seq, seq)
+	})
+	n += l.head
+	if n == len(l.row) {
+		return n, 0, false
+	}
+	b := l.row[n]
+	i, found = slices.BinarySearchFunc(b.entries[b.first:b.last], seq, func(e entry, seq uint64) int {
+		return cmp.Compare(e.seq, seq)
+	})
+	return n, b.first + i, found
+}
+
+// remove takes the message seq out of a level, wherever it stands there. False: it is not there. The cost is that of find, and
+// of moving what is behind it in its block.
+func (r *readySet) remove(level uint8, seq uint64) (entry, bool) {
+	l := &r.lines[level]
+	n, i, ok := l.search(seq)
+	if !ok {
+		if l.returned == nil {
+			return entry{}, false
+		}
+		e, ok := l.returned.Delete(entry{seq: seq})
+		if ok {
+			r.removed(e)
+		}
+		return e, ok
+	}
+	b := l.row[n]
+	e := b.entries[i]
+	switch {
+	case n == l.head && i == b.first:
+		r.dropFirst(l)
+	case b.first+1 == b.last:
+		l.cut(n)
+		r.recycle(b)
+	default:
+		if b.shared {
+			b = r.copyOf(b)
+			i -= l.row[n].first
+			l.row[n] = b
+		}
+		copy(b.entries[i:], b.entries[i+1:b.last])
+		b.last--
+		if n+1 < len(l.row) && b.len()+l.row[n+1].len() <= blockEntries/2 {
+			r.merge(l, n)
+		} else if n > l.head && l.row[n-1].len()+b.len() <= blockEntries/2 {
+			r.merge(l, n-1)
+		}
+	}
+	r.removed(e)
+	return e, true
+}
+
+func (b *block) len() int { return b.last - b.first }
+
+// copyOf returns the entries of b in a block of its own, from its beginning.
+func (r *readySet) copyOf(b *block) *block {
+	c := r.fresh()
+	c.last = copy(c.entries[:], b.entries[b.first:b.last])
+	return c
+}
+
+// merge puts block n and the one behind it, which fit into one, into one: what was thinned out by remove must not cost a block for
+// a few messages.
+func (r *readySet) merge(l *line, n int) {
+	a, b := l.row[n], l.row[n+1]
+	c := r.copyOf(a)
+	c.last += copy(c.entries[c.last:], b.entries[b.first:b.last])
+	l.row[n] = c
+	l.row = slices.Delete(l.row, n+1, n+2)
+	r.recycle(a)
+	r.recycle(b)
 }
 
 func (l *line) firstReturned() (entry, bool) {
@@ -174,19 +318,20 @@ type blockView struct {
 	first, last int
 }
 
-// view is the set as it is now, whatever happens to it later. It shares the blocks: what is in them is never
-// changed, push adds behind what the view sees, and pop leaves a shared block to the view instead of using it again.
+// view is the set as it is now, whatever happens to it later. It shares the blocks: what is in them is not changed any
+// more, push adds behind what the view sees, pop leaves a shared block to the view instead of using it again, and
+// remove takes a copy of it.
 func (r *readySet) view() readyView { return r.look(true) }
 
 func (r *readySet) look(share bool) readyView {
 	v := readyView{n: r.n}
 	for i := range r.lines {
 		l := &r.lines[i]
-		if l.head == nil && (l.returned == nil || l.returned.Len() == 0) {
+		if l.empty() {
 			continue
 		}
 		var lv lineView
-		for b := l.head; b != nil; b = b.next {
+		for _, b := range l.row[l.head:] {
 			b.shared = b.shared || share
 			lv.blocks = append(lv.blocks, blockView{b, b.first, b.last})
 		}

@@ -54,6 +54,23 @@ func BenchmarkReadySetReturn(b *testing.B) {
 	}
 }
 
+// One message is pushed, and one from the middle of what waits is removed.
+func BenchmarkReadySetRemove(b *testing.B) {
+	for _, waiting := range waitingCounts {
+		b.Run(fmt.Sprintf("waiting=%d", waiting), func(b *testing.B) {
+			r, seq := waitingReadySet(1, waiting)
+			next := uint64(waiting / 2)
+			b.ReportAllocs()
+			for b.Loop() {
+				seq++
+				r.push(entry{seq: seq})
+				next++
+				r.remove(0, next)
+			}
+		})
+	}
+}
+
 // One loan is made and the oldest one ends, with so many outstanding.
 func BenchmarkLedger(b *testing.B) {
 	for _, outstanding := range waitingCounts {

@@ -9,9 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Goal: a ready set is the sorted list that it stands for, whatever is pushed, popped and put back.
-// Method: a twin that sorts a slice, in lock-step under random operations, with the invariants checked and the
-// whole content compared; and the shapes of blocks that random operations meet too rarely.
+// Goal: a ready set is the sorted list that it stands for, whatever is pushed, popped, removed and put back, and a view is
+// of its moment. Method: a twin that sorts a slice, in lock-step under random operations, with the invariants checked
+// and the whole content compared; and the shapes of blocks that random operations meet too rarely.
 
 // plainReadySet is the twin: a slice, sorted when asked.
 type plainReadySet []entry
@@ -48,7 +48,12 @@ func TestReadySetModel(t *testing.T) {
 		levels := rapid.SampledFrom([]int{1, 2, 10, 64, 65, 256}).Draw(t, "levels")
 		r, p := newReadySet(levels), plainReadySet{}
 		seq := uint64(0)
-		var out []entry // popped, may come back
+		var out []entry // popped or removed, may come back
+		type seen struct {
+			view readyView
+			want []entry
+		}
+		var views []seen
 		push := func(n int) {
 			for range n {
 				seq++
@@ -85,9 +90,132 @@ func TestReadySetModel(t *testing.T) {
 					p = append(p, e)
 				}
 			},
-			"": func(t *rapid.T) { requireReady(t, &r, &p) },
+			"remove": func(t *rapid.T) {
+				for range rapid.IntRange(1, 20).Draw(t, "n") {
+					if len(p) == 0 {
+						return
+					}
+					i := rapid.IntRange(0, len(p)-1).Draw(t, "which")
+					want := p[i]
+					p = slices.Delete(p, i, i+1)
+					requireRemove(t, &r, want)
+					if rapid.Bool().Draw(t, "back") {
+						out = append(out, want)
+					}
+				}
+			},
+			"remove most": func(t *rapid.T) {
+				keep := rapid.IntRange(2, 50).Draw(t, "keep one in")
+				for _, e := range slices.Clone(p) {
+					if e.seq%uint64(keep) != 0 {
+						requireRemove(t, &r, e)
+					}
+				}
+				p = slices.DeleteFunc(p, func(e entry) bool { return e.seq%uint64(keep) != 0 })
+			},
+			"remove what is not there": func(t *rapid.T) {
+				level := uint8(rapid.IntRange(0, levels-1).Draw(t, "level"))
+				at := uint64(rapid.IntRange(0, int(seq)+1).Draw(t, "seq"))
+				if slices.ContainsFunc(p, func(e entry) bool { return e.seq == at && e.level == level }) {
+					return
+				}
+				_, found := r.find(level, at)
+				_, removed := r.remove(level, at)
+				require.False(t, found || removed, "message %d", at)
+			},
+			"view": func(t *rapid.T) {
+				if len(views) == 3 {
+					views = views[1:]
+				}
+				v := seen{view: r.view()}
+				v.view.each(func(e entry) bool { v.want = append(v.want, e); return true })
+				views = append(views, v)
+			},
+			"": func(t *rapid.T) {
+				requireReady(t, &r, &p)
+				for _, v := range views {
+					var got []entry
+					v.view.each(func(e entry) bool { got = append(got, e); return true })
+					require.True(t, slices.Equal(v.want, got), "a view has changed")
+				}
+			},
 		})
 	})
+}
+
+func requireRemove(t require.TestingT, r *readySet, want entry) {
+	found, ok := r.find(want.level, want.seq)
+	require.True(t, ok, "message %d is not found", want.seq)
+	require.Equal(t, want, found)
+	got, ok := r.remove(want.level, want.seq)
+	require.True(t, ok, "message %d is not removed", want.seq)
+	require.Equal(t, want, got)
+	_, ok = r.find(want.level, want.seq)
+	require.False(t, ok, "message %d is still found", want.seq)
+}
+
+// What remove has thinned out does not keep the blocks of what is gone, in whatever order that goes.
+func TestReadySetMergesBlocks(t *testing.T) {
+	for name, next := range map[string]func(i, n int) int{
+		"forward": func(i, _ int) int { return i }, "backward": func(i, n int) int { return n - 1 - i },
+		"scattered": func(i, n int) int { return i * 7919 % n },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const n, keep = 100 * blockEntries, 97
+			r := newReadySet(1)
+			for seq := range uint64(n) {
+				r.push(entry{seq: seq})
+			}
+			left := 0
+			for i := range n {
+				if seq := uint64(next(i, n)); seq%keep != 0 {
+					requireRemove(t, &r, entry{seq: seq})
+				} else {
+					left++
+				}
+			}
+			require.Equal(t, left, r.n)
+			r.check(func(entry, bool) {})
+			l := &r.lines[0]
+			require.LessOrEqual(t, len(l.row)-l.head, 1+4*left/blockEntries, "%d messages", left)
+		})
+	}
+}
+
+// A view keeps what is removed from its blocks: at the front, in between, at the end, and of several at once.
+func TestReadySetViewKeepsRemoved(t *testing.T) {
+	const n = 3 * blockEntries
+	for _, gone := range [][]uint64{{0}, {5}, {blockEntries - 1}, {blockEntries}, {n - 1}, {5, 6, blockEntries + 7, n - 2, n - 1}} {
+		r := newReadySet(1)
+		for seq := range uint64(n) {
+			r.push(entry{seq: seq})
+		}
+		v := r.view()
+		for i, seq := range gone {
+			requireRemove(t, &r, entry{seq: seq})
+			r.push(entry{seq: uint64(n + i)})
+		}
+		want := uint64(0)
+		v.each(func(e entry) bool {
+			require.Equal(t, want, e.seq, "removed %v", gone)
+			want++
+			return true
+		})
+		require.Equal(t, uint64(n), want)
+		r.check(func(entry, bool) {})
+	}
+}
+
+// A row whose head moves on for ever does not grow.
+func TestReadySetRowIsUsedAgain(t *testing.T) {
+	r, seq := waitingReadySet(1, 20*blockEntries)
+	for range 1000 * blockEntries {
+		seq++
+		r.push(entry{seq: seq})
+		r.pop()
+	}
+	require.Less(t, cap(r.lines[0].row), 100)
+	r.check(func(entry, bool) {})
 }
 
 // Ten returned in any order come back by seq, before, between and behind what waits.

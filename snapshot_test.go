@@ -97,7 +97,8 @@ func TestSnapshotSpoilt(t *testing.T) {
 	}
 	block := func(q *queue) []entry {
 		for i := range q.ready.lines {
-			if b := q.ready.lines[i].head; b != nil && b.last-b.first > 1 {
+			if l := &q.ready.lines[i]; l.head < len(l.row) && l.row[l.head].len() > 1 {
+				b := l.row[l.head]
 				return b.entries[b.first:b.last]
 			}
 		}
