@@ -90,16 +90,6 @@ func cycles(history []Death, target string) bool {
 	return false
 }
 
-// pause is how long a message rests after its n-th failure: b.Min for the first, twice as long for
-// each more, at most b.Max.
-func (b Backoff) pause(n uint32) time.Duration {
-	d := b.Min
-	for i := uint32(1); i < n && d < b.Max; i++ {
-		d *= 2
-	}
-	return min(d, max(b.Max, b.Min))
-}
-
 // clipNote shortens a consumer's explanation to maxNoteBytes.
 func clipNote(s string) string {
 	if len(s) <= maxNoteBytes {

@@ -170,34 +170,6 @@ func TestCyclesTable(t *testing.T) {
 	}
 }
 
-func TestBackoffPause(t *testing.T) {
-	const s = time.Second
-	rows := []struct {
-		backoff Backoff
-		want    []time.Duration // after the 1st, 2nd, ... failure
-	}{
-		{Backoff{}, []time.Duration{0, 0, 0}},
-		{Backoff{Min: s, Max: s}, []time.Duration{s, s, s}},
-		{Backoff{Min: s}, []time.Duration{s, s, s}},
-		{Backoff{Min: s, Max: 8 * s}, []time.Duration{s, 2 * s, 4 * s, 8 * s, 8 * s}},
-		{Backoff{Min: s, Max: 7 * s}, []time.Duration{s, 2 * s, 4 * s, 7 * s, 7 * s}},
-		{Backoff{Min: 3 * s, Max: 4 * s}, []time.Duration{3 * s, 4 * s, 4 * s}},
-	}
-	for _, row := range rows {
-		for i, want := range row.want {
-			require.Equal(t, want, row.backoff.pause(uint32(i+1)), "%+v, failure %d", row.backoff, i+1)
-		}
-	}
-	// The longest of all, and more failures than it can be doubled.
-	b := Backoff{Min: 1, Max: MaxDelay}
-	for n := uint32(1); n < 2000; n++ {
-		require.Positive(t, b.pause(n))
-		require.LessOrEqual(t, b.pause(n), b.Max)
-		require.LessOrEqual(t, b.pause(n), b.pause(n+1))
-	}
-	require.Equal(t, time.Duration(MaxDelay), b.pause(1<<32-1))
-}
-
 func TestClipNote(t *testing.T) {
 	require.Equal(t, "short", clipNote("short"))
 	long := strings.Repeat("x", maxNoteBytes)

@@ -130,10 +130,6 @@ type Queue struct {
 	DeadLetter DeadLetter
 }
 
-// Backoff is a pause that doubles from Min with each failure, up to Max. The zero value
-// is no pause. With Min set, Max defaults to Min: a constant pause.
-type Backoff struct{ Min, Max time.Duration }
-
 // DeadLetter says what happens to a message that was rejected or failed once too often.
 type DeadLetter struct {
 	// Exchange to publish the dead to. It is looked up when a message dies; if it does not
@@ -225,18 +221,6 @@ func (d Queue) validateSettings() *InvalidError {
 		return invalid("Queue.Priorities", "is %d, want 0 to %d", d.Priorities, MaxPriorities)
 	case d.MaxRetries < NoRetry || d.MaxRetries > math.MaxInt32:
 		return invalid("Queue.MaxRetries", "is %d, want 0 to %d, NoLimit or NoRetry", d.MaxRetries, math.MaxInt32)
-	case d.Retry.Min < 0:
-		return invalid("Queue.Retry.Min", "is %v, which is negative", d.Retry.Min)
-	case d.Retry.Max < 0:
-		return invalid("Queue.Retry.Max", "is %v, which is negative", d.Retry.Max)
-	case d.Retry.Min > MaxDelay:
-		return invalid("Queue.Retry.Min", "is %v, the limit is %v", d.Retry.Min, MaxDelay)
-	case d.Retry.Max > MaxDelay:
-		return invalid("Queue.Retry.Max", "is %v, the limit is %v", d.Retry.Max, MaxDelay)
-	case d.Retry.Min == 0 && d.Retry.Max > 0:
-		return invalid("Queue.Retry.Max", "is %v, but there is no Min to start from", d.Retry.Max)
-	case d.Retry.Max > 0 && d.Retry.Min > d.Retry.Max:
-		return invalid("Queue.Retry.Min", "is %v, more than Max, %v", d.Retry.Min, d.Retry.Max)
 	case d.AckDeadline < 0 || d.AckDeadline > MaxAckDeadline:
 		return invalid("Queue.AckDeadline", "is %v, want 0 to %v", d.AckDeadline, MaxAckDeadline)
 	case d.DeadLetter.Discard && d.DeadLetter.Exchange != "":
@@ -248,6 +232,9 @@ func (d Queue) validateSettings() *InvalidError {
 		if err := validateName("Queue.DeadLetter.Exchange", d.DeadLetter.Exchange); err != nil {
 			return err
 		}
+	}
+	if err := d.Retry.validate(); err != nil {
+		return err
 	}
 	return validateKey("Queue.DeadLetter.RoutingKey", d.DeadLetter.RoutingKey)
 }
@@ -349,9 +336,7 @@ func (d Queue) withDefaults() Queue {
 	if d.MaxRetries == 0 {
 		d.MaxRetries = DefaultRetries
 	}
-	if d.Retry.Max == 0 {
-		d.Retry.Max = d.Retry.Min
-	}
+	d.Retry = d.Retry.withDefaults()
 	if d.AckDeadline == 0 {
 		d.AckDeadline = DefaultDeadline
 	}
@@ -403,8 +388,7 @@ func (d Queue) compare(have Queue) error {
 	var f fieldDiffs
 	f.add("Priorities", strconv.Itoa(have.Priorities), strconv.Itoa(d.Priorities))
 	f.add("MaxRetries", retriesText(have.MaxRetries), retriesText(d.MaxRetries))
-	f.add("Retry.Min", have.Retry.Min.String(), d.Retry.Min.String())
-	f.add("Retry.Max", have.Retry.Max.String(), d.Retry.Max.String())
+	d.Retry.compare(have.Retry, &f)
 	f.add("AckDeadline", have.AckDeadline.String(), d.AckDeadline.String())
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
 	f.add("DeadLetter.RoutingKey", strconv.Quote(have.DeadLetter.RoutingKey), strconv.Quote(d.DeadLetter.RoutingKey))
@@ -499,8 +483,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.Name)
 	dst = wire.AppendVarint(dst, int64(d.Priorities))
 	dst = wire.AppendVarint(dst, int64(d.MaxRetries))
-	dst = wire.AppendVarint(dst, int64(d.Retry.Min))
-	dst = wire.AppendVarint(dst, int64(d.Retry.Max))
+	dst = d.Retry.appendTo(dst)
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
@@ -512,7 +495,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		Name:        r.String(),
 		Priorities:  decodeInt(r),
 		MaxRetries:  decodeInt(r),
-		Retry:       Backoff{Min: time.Duration(r.Varint()), Max: time.Duration(r.Varint())},
+		Retry:       decodeBackoff(r),
 		AckDeadline: time.Duration(r.Varint()),
 		DeadLetter:  DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
 	}

@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,25 @@ func TestDeclarationsRefused(t *testing.T) {
 		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: MaxDelay} }), ""},
 		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: MaxDelay + 1} }), "Queue.Retry.Max"},
 		{q(func(d *Queue) { d.Retry = Backoff{Min: MaxDelay + 1} }), "Queue.Retry.Min"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: 1} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: MaxBackoffFactor, Jitter: 1} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Factor: 2} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Factor: 2} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: 0.99} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: 10.001} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: -1} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: math.NaN()} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Max: 2, Factor: math.Inf(1)} }), "Queue.Retry.Factor"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Jitter: 1.01} }), "Queue.Retry.Jitter"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Jitter: -0.01} }), "Queue.Retry.Jitter"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Jitter: math.NaN()} }), "Queue.Retry.Jitter"},
+		{q(func(d *Queue) { d.Retry = Backoff{Jitter: 0.5} }), "Queue.Retry.Jitter"},
+		{q(func(d *Queue) { d.Retry = Backoff{Pauses: []time.Duration{0, MaxDelay}, Jitter: 0.5} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Pauses: make([]time.Duration, MaxPauses)} }), ""},
+		{q(func(d *Queue) { d.Retry = Backoff{Pauses: make([]time.Duration, MaxPauses+1)} }), "Queue.Retry.Pauses"},
+		{q(func(d *Queue) { d.Retry = Backoff{Pauses: []time.Duration{-1}} }), "Queue.Retry.Pauses"},
+		{q(func(d *Queue) { d.Retry = Backoff{Pauses: []time.Duration{1, MaxDelay + 1}} }), "Queue.Retry.Pauses"},
+		{q(func(d *Queue) { d.Retry = Backoff{Min: 1, Pauses: []time.Duration{1}} }), "Queue.Retry.Pauses"},
 		{q(func(d *Queue) { d.AckDeadline = MaxAckDeadline }), ""},
 		{q(func(d *Queue) { d.AckDeadline = MaxAckDeadline + 1 }), "Queue.AckDeadline"},
 		{q(func(d *Queue) { d.AckDeadline = -1 }), "Queue.AckDeadline"},
@@ -111,8 +131,12 @@ func TestDeclarationsRefused(t *testing.T) {
 func TestQueueDefaults(t *testing.T) {
 	require.Equal(t, Queue{Name: "q", Priorities: 1, MaxRetries: DefaultRetries, AckDeadline: DefaultDeadline},
 		Queue{Name: "q"}.withDefaults())
-	require.Equal(t, Backoff{Min: 5, Max: 5}, Queue{Retry: Backoff{Min: 5}}.withDefaults().Retry)
-	full := Queue{Name: "q", Priorities: 3, MaxRetries: NoLimit, Retry: Backoff{Min: 1, Max: 2}, AckDeadline: 7}
+	require.Equal(t, Backoff{Min: 5, Max: 5, Factor: 2}, Queue{Retry: Backoff{Min: 5}}.withDefaults().Retry)
+	require.Equal(t, Backoff{Pauses: []time.Duration{1}, Jitter: 0.25},
+		Queue{Retry: Backoff{Pauses: []time.Duration{1}, Jitter: 0.2549}}.withDefaults().Retry)
+	require.Equal(t, Backoff{Min: 1, Max: 3, Factor: 1.5}, Queue{Retry: Backoff{Min: 1, Max: 3, Factor: 1.502}}.withDefaults().Retry)
+	require.Equal(t, Backoff{}, Queue{Retry: Backoff{Pauses: []time.Duration{}}}.withDefaults().Retry)
+	full := Queue{Name: "q", Priorities: 3, MaxRetries: NoLimit, Retry: Backoff{Min: 1, Max: 2, Factor: 1.25}, AckDeadline: 7}
 	require.Equal(t, full, full.withDefaults())
 }
 
@@ -122,7 +146,8 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Exchange{Name: "e", Kind: Topic, Alternate: "f"}, Exchange{},
 		Queue{Name: "q", Priorities: 10, MaxRetries: NoRetry, Retry: Backoff{Min: 1, Max: MaxDelay}, AckDeadline: time.Hour,
 			DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}},
-		Queue{DeadLetter: DeadLetter{Discard: true}},
+		Queue{DeadLetter: DeadLetter{Discard: true}, Retry: Backoff{Pauses: []time.Duration{0, 1, MaxDelay}, Jitter: 0.99}},
+		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
 		Binding{Exchange: "e", Destination: "f", Headers: map[string]any{"a": int64(1), "b": nil, "x-match": "any", "t": at}},
 	}
@@ -159,17 +184,19 @@ func FuzzDeclarations(f *testing.F) {
 
 func TestPreconditionNamesEveryField(t *testing.T) {
 	top := declared(t, Queue{Name: "q", Priorities: 2}, Exchange{Name: "e", Kind: Topic, Alternate: "f"})
-	_, _, err := top.declare([]Declaration{Queue{Name: "q", MaxRetries: NoLimit, Retry: Backoff{Min: time.Second},
+	_, _, err := top.declare([]Declaration{Queue{Name: "q", MaxRetries: NoLimit, Retry: Backoff{Min: time.Second, Jitter: 0.1},
 		AckDeadline: time.Minute, DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}}})
 	require.ErrorIs(t, err, ErrPrecondition)
 	var pre *PreconditionError
 	require.True(t, errors.As(err, &pre))
 	require.Equal(t, &PreconditionError{Object: `queue "q"`, Fields: []FieldDiff{
 		{"Priorities", "2", "1"}, {"MaxRetries", "20", "NoLimit"}, {"Retry.Min", "0s", "1s"}, {"Retry.Max", "0s", "1s"},
-		{"AckDeadline", "30m0s", "1m0s"}, {"DeadLetter.Exchange", `""`, `"x"`}, {"DeadLetter.RoutingKey", `""`, `"k"`},
+		{"Retry.Factor", "0", "2"}, {"Retry.Jitter", "0", "0.1"}, {"AckDeadline", "30m0s", "1m0s"}, {"DeadLetter.Exchange", `""`, `"x"`}, {"DeadLetter.RoutingKey", `""`, `"k"`},
 	}}, pre)
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, DeadLetter: DeadLetter{Discard: true}}})
 	require.EqualError(t, err, `queue "q" exists with other settings: DeadLetter.Discard is false, declared true`)
+	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, Retry: Backoff{Pauses: []time.Duration{1, time.Second}}}})
+	require.EqualError(t, err, `queue "q" exists with other settings: Retry.Pauses is [], declared [1ns 1s]`)
 	_, _, err = top.declare([]Declaration{Exchange{Name: "e"}})
 	require.EqualError(t, err, `exchange "e" exists with other settings: Kind is topic, declared direct, Alternate is "f", declared ""`)
 }
@@ -178,12 +205,15 @@ func TestDeclarationsMalformed(t *testing.T) {
 	good := appendDeclarations(nil, []Declaration{Queue{Name: "q"}})
 	head := good[:5] // version, count, kind, name
 	rows := map[string][]byte{
-		"another version":        append([]byte{2}, good[1:]...),
-		"an unknown kind":        {1, 1, 4, 0, 0},
-		"a count past the end":   {1, 200, 1, kindExchange, 0, 0, 0},
-		"priorities of 33 bits":  append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
-		"headers do not decode":  {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
-		"discard is not a truth": append(append([]byte{}, good[:len(good)-1]...), 2),
+		"another version":          append([]byte{2}, good[1:]...),
+		"an unknown kind":          {1, 1, 4, 0, 0},
+		"a count past the end":     {1, 200, 1, kindExchange, 0, 0, 0},
+		"priorities of 33 bits":    append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
+		"headers do not decode":    {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
+		"a factor above the limit": append(append([]byte{}, head...), 2, 0, 2, 2, 0xe9, 7, 0),
+		"a jitter above one":       append(append([]byte{}, head...), 2, 0, 2, 2, 0, 101, 0),
+		"too many pauses":          append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, MaxPauses+1), make([]byte, 99)...),
+		"discard is not a truth":   append(append([]byte{}, good[:len(good)-1]...), 2),
 	}
 	for name, b := range rows {
 		r := wire.NewReader(append(b, make([]byte, 16)...))

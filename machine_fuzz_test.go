@@ -59,7 +59,7 @@ func (p *interpreter) declaration() Queue {
 	b := p.byte()
 	return Queue{
 		Name: fmt.Sprintf("q%d", b%3), Priorities: []int{1, 2, 100, 256}[b/3%4], MaxRetries: []int{0, 1, NoRetry, NoLimit}[b/12%4],
-		Retry:       []Backoff{{}, {Min: time.Second, Max: 4 * time.Second}}[b/48%2],
+		Retry:       []Backoff{{}, {Min: time.Second, Max: 4 * time.Second, Factor: 1.5, Jitter: 0.5}}[b/48%2],
 		AckDeadline: []time.Duration{time.Second, time.Minute}[b/96%2], DeadLetter: DeadLetter{Discard: b >= 192},
 	}
 }

@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"cmp"
+	"math/big"
 	"slices"
 	"time"
 )
@@ -271,7 +272,7 @@ func (q *plainQueue) due(r *report) {
 	for _, m := range late {
 		r.withdrawn = append(r.withdrawn, plainTag{q.id, m.holder.id, m.tag})
 		q.count.TimedOut++
-		q.fail(m, q.pause(m.failures+1), "no verdict before the deadline", r)
+		q.fail(m, q.pause(m), "no verdict before the deadline", r)
 	}
 	for _, m := range q.messages {
 		if m.state == plainDelayed && m.at <= q.now {
@@ -280,16 +281,34 @@ func (q *plainQueue) due(r *report) {
 	}
 }
 
-// pause is the retry policy: Min, doubled with each failure after the first, at most Max.
-func (q *plainQueue) pause(failures uint32) time.Duration {
-	d := q.def.Retry.Min
-	for ; failures > 1; failures-- {
-		if d > q.def.Retry.Max/2 {
-			return q.def.Retry.Max
-		}
-		d *= 2
+// pause is the retry policy for the next failure of m: the list if there is one, else Min, times Factor with each failure after
+// the first, at most Max; then more or less by Jitter. Where in that range it lies is for the machine to scatter, and for
+// TestBackoffScatters to judge.
+func (q *plainQueue) pause(m *plainMessage) time.Duration {
+	retry, n := q.def.Retry, m.failures+1
+	d := big.NewInt(int64(retry.Min))
+	share := func(d *big.Int, f float64) *big.Int {
+		d = new(big.Int).Mul(d, big.NewInt(int64(f*100+0.5)))
+		return d.Div(d, big.NewInt(100))
 	}
-	return d
+	for i := uint32(1); i < n && i < 10_000; i++ {
+		if next := share(d, retry.Factor); next.Cmp(big.NewInt(int64(retry.Max))) < 0 {
+			d = next
+		} else {
+			d = big.NewInt(int64(retry.Max))
+		}
+	}
+	if len(retry.Pauses) > 0 {
+		last := uint32(len(retry.Pauses))
+		d = big.NewInt(int64(retry.Pauses[min(n, last)-1]))
+	}
+	if retry.Jitter == 0 {
+		return time.Duration(d.Int64())
+	}
+	most := share(d, retry.Jitter)
+	width := new(big.Int).Add(new(big.Int).Mul(most, big.NewInt(2)), big.NewInt(1))
+	place := new(big.Int).Mod(new(big.Int).SetUint64(scatter(q.id, m.seq, n)), width)
+	return min(time.Duration(d.Sub(d, most).Add(d, place).Int64()), MaxDelay)
 }
 
 func (q *plainQueue) fail(m *plainMessage, pause time.Duration, note string, r *report) {
@@ -455,7 +474,7 @@ func (p *plainMachine) settle(c settle, r *report) uint64 {
 	case c.verdict == verdictNack:
 		pause := c.pause
 		if pause < 0 {
-			pause = q.pause(m.failures + 1)
+			pause = q.pause(m)
 		}
 		q.fail(m, pause, c.note, r)
 	case c.verdict == verdictReject:
@@ -540,7 +559,7 @@ func (p *plainMachine) purge(id queueID, r *report) uint64 {
 // declare returns the error that it must match, nil if it is accepted. def has its defaults.
 func (p *plainMachine) declare(def Queue, r *report) error {
 	if have := p.named(def.Name); have != nil {
-		if have.def != def {
+		if !have.def.equal(def) {
 			return ErrPrecondition
 		}
 		return nil

@@ -21,7 +21,7 @@ import (
 // runs twice: the second time the machine goes through a snapshot after each command, which must change
 // nothing but when it asks to be woken.
 //
-//	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]] [deadline=D] [discard] [dead=EXCHANGE]
+//	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] | detach c1 [lost]
@@ -165,6 +165,15 @@ func (a *scriptArgs) duration(name string, otherwise time.Duration) time.Duratio
 		return otherwise
 	}
 	return a.s.duration(v)
+}
+
+func (a *scriptArgs) share(name string) (f float64) {
+	if v, ok := a.value[name]; ok {
+		var err error
+		f, err = strconv.ParseFloat(v, 64)
+		require.NoError(a.s.t, err)
+	}
+	return f
 }
 
 func (s *script) atoi(v string) int {
@@ -328,13 +337,18 @@ func (s *script) definition(a *scriptArgs) Queue {
 	default:
 		def.MaxRetries = s.atoi(retries)
 	}
-	if v, ok := a.value["retry"]; ok {
+	if v, ok := a.value["retry"]; ok && strings.Contains(v, ",") {
+		for d := range strings.SplitSeq(v, ",") {
+			def.Retry.Pauses = append(def.Retry.Pauses, s.duration(d))
+		}
+	} else if ok {
 		lowest, highest, two := strings.Cut(v, "..")
 		def.Retry.Min = s.duration(lowest)
 		if two {
 			def.Retry.Max = s.duration(highest)
 		}
 	}
+	def.Retry.Factor, def.Retry.Jitter = a.share("factor"), a.share("jitter")
 	def.DeadLetter = DeadLetter{Exchange: a.value["dead"], Discard: a.has("discard")}
 	return def
 }

@@ -339,7 +339,11 @@ func (w *walker) declare() {
 		def.Priorities = []int{0, 1, 2, 10, 256}[w.rng.IntN(5)]
 		def.MaxRetries = []int{0, 1, 2, 3, NoRetry, NoLimit}[w.rng.IntN(6)]
 		def.AckDeadline = []time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second}[w.rng.IntN(4)]
-		def.Retry = []Backoff{{}, {}, {Min: time.Second}, {Min: 500 * time.Millisecond, Max: 3 * time.Second}}[w.rng.IntN(4)]
+		def.Retry = []Backoff{
+			{}, {}, {Min: time.Second}, {Min: 500 * time.Millisecond, Max: 3 * time.Second},
+			{Min: 300 * time.Millisecond, Max: 9 * time.Second, Factor: 3.25, Jitter: 0.3},
+			{Pauses: []time.Duration{0, 700 * time.Millisecond, 3 * time.Second}, Jitter: []float64{0, 1}[w.rng.IntN(2)]},
+		}[w.rng.IntN(6)]
 		def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 	}
 	at := w.at()

@@ -5,6 +5,7 @@ package bourse_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"sort"
 	"strings"
@@ -97,6 +98,9 @@ func withDefaults(q bourse.Queue) bourse.Queue {
 	if q.Retry.Max == 0 {
 		q.Retry.Max = q.Retry.Min
 	}
+	if q.Retry.Min > 0 && q.Retry.Factor == 0 {
+		q.Retry.Factor = 2
+	}
 	if q.AckDeadline == 0 {
 		q.AckDeadline = 30 * time.Minute
 	}
@@ -129,7 +133,7 @@ func (r *reference) declare(ds []bourse.Declaration) error {
 		case bourse.Queue:
 			if have := r.queue(d.Name); have == nil {
 				r.addQueue(d)
-			} else if have.Queue != withDefaults(d) {
+			} else if !reflect.DeepEqual(have.Queue, withDefaults(d)) {
 				return bourse.ErrPrecondition
 			}
 		case bourse.Binding:
@@ -406,9 +410,12 @@ func (r *reference) fail(q *refQueue, e *refEntry, pause time.Duration) {
 
 // backoff is the pause after one failure more.
 func (q *refQueue) backoff(e *refEntry) time.Duration {
+	if list := q.Retry.Pauses; len(list) > 0 {
+		return list[min(e.failures, len(list)-1)]
+	}
 	d := q.Retry.Min
 	for range e.failures {
-		d = min(2*d, q.Retry.Max)
+		d = min(d*time.Duration(q.Retry.Factor), q.Retry.Max) // whole factors only
 	}
 	return d
 }

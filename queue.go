@@ -270,7 +270,7 @@ func (q *queue) settle(c settle, out []effect) (uint64, []effect) {
 	case verdictNack:
 		pause := c.pause
 		if pause < 0 {
-			pause = q.def.Retry.pause(e.failures + 1)
+			pause = q.retryPause(&e)
 		}
 		out = q.fail(e, pause, c.note, out)
 	case verdictReject:
@@ -315,7 +315,7 @@ func (q *queue) expire(out []effect) []effect {
 		e := q.ledger.end(s)
 		q.roster.fix(holder)
 		q.count.TimedOut++
-		out = q.fail(e, q.def.Retry.pause(e.failures+1), "no verdict before the deadline", out)
+		out = q.fail(e, q.retryPause(&e), "no verdict before the deadline", out)
 	}
 	for n := 0; n < stepLimit && q.delayed != nil && q.delayed.Len() > 0; n++ {
 		d, _ := q.delayed.Min()

@@ -173,6 +173,17 @@ func TestRefusals(t *testing.T) {
 		{"huge max", "Queue.Retry.Max", bourse.Backoff{Min: 1, Max: bourse.MaxDelay + 1}},
 		{"max without min", "Queue.Retry.Max", bourse.Backoff{Max: 1}},
 		{"min above max", "Queue.Retry.Min", bourse.Backoff{Min: 2, Max: 1}},
+		{"a factor below one", "Queue.Retry.Factor", bourse.Backoff{Min: 1, Max: 2, Factor: 0.5}},
+		{"a factor above the limit", "Queue.Retry.Factor", bourse.Backoff{Min: 1, Max: 2, Factor: 11}},
+		{"a factor that is no number", "Queue.Retry.Factor", bourse.Backoff{Min: 1, Max: 2, Factor: math.NaN()}},
+		{"a factor without a maximum", "Queue.Retry.Factor", bourse.Backoff{Min: 1, Factor: 2}},
+		{"a jitter above one", "Queue.Retry.Jitter", bourse.Backoff{Min: 1, Jitter: 1.5}},
+		{"a negative jitter", "Queue.Retry.Jitter", bourse.Backoff{Min: 1, Jitter: -0.5}},
+		{"a jitter of nothing", "Queue.Retry.Jitter", bourse.Backoff{Jitter: 0.5}},
+		{"a negative pause", "Queue.Retry.Pauses", bourse.Backoff{Pauses: []time.Duration{-1}}},
+		{"a huge pause", "Queue.Retry.Pauses", bourse.Backoff{Pauses: []time.Duration{1, bourse.MaxDelay + 1}}},
+		{"too many pauses", "Queue.Retry.Pauses", bourse.Backoff{Pauses: make([]time.Duration, 65)}},
+		{"pauses and a minimum", "Queue.Retry.Pauses", bourse.Backoff{Min: 1, Pauses: []time.Duration{1}}},
 	} {
 		declare("backoff, "+c.name, invalid, queue(func(q *bourse.Queue) { q.Retry = c.retry }), c.field)
 	}
@@ -232,6 +243,9 @@ func TestRefusals(t *testing.T) {
 	redeclare("MaxRetries", func(d *bourse.Queue) { d.MaxRetries = bourse.NoLimit })
 	redeclare("Retry.Min", func(d *bourse.Queue) { d.Retry.Min = 2 })
 	redeclare("Retry.Max", func(d *bourse.Queue) { d.Retry.Max = 3 })
+	redeclare("Retry.Factor", func(d *bourse.Queue) { d.Retry.Factor = 1.5 })
+	redeclare("Retry.Jitter", func(d *bourse.Queue) { d.Retry.Jitter = 0.1 })
+	redeclare("Retry.Pauses", func(d *bourse.Queue) { d.Retry = bourse.Backoff{Pauses: []time.Duration{1, 2}} })
 	redeclare("AckDeadline", func(d *bourse.Queue) { d.AckDeadline = 0 })
 	redeclare("DeadLetter.Exchange", func(d *bourse.Queue) { d.DeadLetter.Exchange = "direct" })
 	redeclare("DeadLetter.Discard", func(d *bourse.Queue) { d.DeadLetter.Discard = true })
@@ -420,7 +434,7 @@ func TestRedeclareNamesAllFields(t *testing.T) {
 	require.ErrorAs(t, b.Declare(ctx, other), &pre)
 	require.Equal(t, bourse.PreconditionError{Object: `queue "q"`, Fields: []bourse.FieldDiff{
 		{Field: "Priorities", Have: "1", Want: "2"}, {Field: "MaxRetries", Have: "20", Want: "NoRetry"},
-		{Field: "Retry.Min", Have: "0s", Want: "1ns"}, {Field: "Retry.Max", Have: "0s", Want: "2ns"},
+		{Field: "Retry.Min", Have: "0s", Want: "1ns"}, {Field: "Retry.Max", Have: "0s", Want: "2ns"}, {Field: "Retry.Factor", Have: "0", Want: "2"},
 		{Field: "AckDeadline", Have: "30m0s", Want: "1s"}, {Field: "DeadLetter.Exchange", Have: `""`, Want: `"x"`},
 		{Field: "DeadLetter.RoutingKey", Have: `""`, Want: `"k"`},
 	}}, *pre)

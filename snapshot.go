@@ -241,7 +241,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	tr := wire.NewReader(r.Bytes())
 	if m.role == roleQueue {
 		def := queueDef{id: queueID(tr.Uvarint()), Queue: decodeQueue(&tr)}
-		if tr.Done() != nil || def.id == 0 || def.Queue != def.Queue.withDefaults() || def.validateSettings() != nil {
+		if tr.Done() != nil || def.id == 0 || !def.Queue.equal(def.Queue.withDefaults()) || def.validateSettings() != nil {
 			return nil, fmt.Errorf("snapshot: queue: %w", wire.ErrMalformed)
 		}
 		m.topology = topologyOf(def)

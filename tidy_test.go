@@ -41,6 +41,7 @@ var pureFiles = []string{
 	"topology.go",
 	"declare.go",
 	"queue.go",
+	"retry.go",
 	"priority.go",
 	"deadletter.go",
 	"ledger.go",

@@ -596,12 +596,12 @@ func (e *editor) decodeQueues(r *wire.Reader) error {
 	last, parked := "", false
 	for range r.Count(9) {
 		q := &queueDef{id: queueID(r.Uvarint()), Queue: decodeQueue(r)}
-		if r.Err() != nil || q.Name <= last || q.id == 0 || q.id >= e.nextID || q.Queue != q.withDefaults() {
+		if r.Err() != nil || q.Name <= last || q.id == 0 || q.id >= e.nextID || !q.Queue.equal(q.withDefaults()) {
 			return wire.ErrMalformed
 		}
 		last = q.Name
 		if q.Name == ParkingQueue {
-			if have, _ := e.queue(ParkingQueue); *q != have {
+			if have, _ := e.queue(ParkingQueue); q.id != have.id || !q.Queue.equal(have.Queue) {
 				return wire.ErrMalformed
 			}
 			parked = true
