@@ -28,6 +28,35 @@ func (m *machine) check() {
 	}
 }
 
+func (q *queue) checkExpiry(once map[uint64]bool, extras int) {
+	invariant.Check(len(q.lapsing) == 0, "queue 8: %d messages that must not wait do", len(q.lapsing))
+	invariant.Check(treeLen(q.extras) == extras, "queue 6: %d extras, %d messages have one", treeLen(q.extras), extras)
+	if q.extras != nil {
+		q.extras.Ascend(func(x extra) bool {
+			invariant.Check(once[x.seq], "queue 6: an extra of message %d, which is gone", x.seq)
+			return true
+		})
+	}
+	listed := 0
+	for i := range q.ready.lines {
+		l := &q.ready.lines[i]
+		if l.returned == nil {
+			continue
+		}
+		l.returned.Ascend(func(e entry) bool {
+			if x := (expiring{q.expiry(e), e.seq, e.level}); x.at != 0 {
+				listed++
+				invariant.Check(q.expiring != nil && q.expiring.Has(x), "queue 7: message %d is not listed", e.seq)
+			}
+			return true
+		})
+	}
+	invariant.Check(listed == treeLen(q.expiring), "queue 7: %d listed, %d expire", treeLen(q.expiring), listed)
+	if next, _, ok := q.nextExpiry(); ok && next.at <= q.now {
+		invariant.Check(q.timer != 0 && q.timer <= q.now, "queue 8: message %d expired at %d, now is %d", next.seq, next.at, q.now)
+	}
+}
+
 func (q *queue) check() {
 	held := uint64(q.size())
 	gone := q.count.Acked + q.count.Discarded + q.count.Moved + q.count.Purged
@@ -39,7 +68,11 @@ func (q *queue) check() {
 	invariant.Check(q.ready.n == 0 || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
 
 	seen := make(map[uint64]bool, q.size())
+	extras := 0
 	once := func(e entry, dead bool) {
+		if e.extra {
+			extras++
+		}
 		invariant.Check(!seen[e.seq], "queue 1: message %d is in two accounts", e.seq)
 		seen[e.seq] = true
 		invariant.Check(e.seq < q.nextSeq, "queue 1: message %d never arrived", e.seq)
@@ -61,6 +94,7 @@ func (q *queue) check() {
 		q.dying.Ascend(func(d dying) bool { once(d.entry, true); bytes += int64(d.size); return true })
 		invariant.Check(bytes == q.dyingBytes, "queue 1: dying bytes")
 	}
+	q.checkExpiry(seen, extras)
 }
 
 func (r *readySet) check(once func(entry, bool)) {

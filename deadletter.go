@@ -12,6 +12,7 @@ import (
 const (
 	ReasonRejected      = "rejected"       // a consumer rejected it
 	ReasonDeliveryLimit = "delivery_limit" // it failed once more than Queue.MaxRetries
+	ReasonExpired       = "expired"        // it waited longer than its TTL, or that of the queue
 	ReasonCycle         = "cycle"          // parked: dead-lettering would go round for ever
 	ReasonUnroutable    = "unroutable"     // parked: the dead-letter exchange led nowhere
 )
@@ -29,6 +30,8 @@ type Death struct {
 	Exchange   string    // it was published to before the first of them
 	RoutingKey string    // likewise
 	Note       string    // what the consumer said at the latest: a handler's error, the text of Reject
+	// TTL is Message.TTL as it was before the first of them, which took it away: it would not count where the dead wait.
+	TTL time.Duration
 }
 
 // maxDeaths bounds a history. Beyond it the oldest entries but the very first death
@@ -118,6 +121,7 @@ func appendDeaths(dst []byte, history []Death) []byte {
 		dst = wire.AppendString(dst, d.Exchange)
 		dst = wire.AppendString(dst, d.RoutingKey)
 		dst = wire.AppendString(dst, d.Note)
+		dst = wire.AppendVarint(dst, int64(d.TTL))
 	}
 	return dst
 }
@@ -130,7 +134,7 @@ func decodeDeaths(b []byte) ([]Death, error) {
 	if r.Byte() != deathsVersion {
 		r.Fail()
 	}
-	history := make([]Death, 0, r.Count(9))
+	history := make([]Death, 0, r.Count(10))
 	for range cap(history) {
 		history = append(history, Death{
 			Queue:      r.String(),
@@ -142,6 +146,7 @@ func decodeDeaths(b []byte) ([]Death, error) {
 			Exchange:   r.String(),
 			RoutingKey: r.String(),
 			Note:       r.String(),
+			TTL:        time.Duration(r.Varint()),
 		})
 	}
 	return history, r.Done()

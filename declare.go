@@ -126,6 +126,9 @@ type Queue struct {
 	// AckDeadline is the longest loan: a delivery that is not settled by then counts as a
 	// failure and goes back. Default DefaultDeadline, at most MaxAckDeadline.
 	AckDeadline time.Duration
+	// TTL is how long a message may wait here, see Message.TTL. 0 is for ever, NoWait not at all; at most MaxDelay. What
+	// expires goes to the dead-letter exchange, if there is one; else it is dropped and counted.
+	TTL time.Duration
 	// DeadLetter says where the dead go. Default: to ParkingQueue.
 	DeadLetter DeadLetter
 }
@@ -223,6 +226,8 @@ func (d Queue) validateSettings() *InvalidError {
 		return invalid("Queue.MaxRetries", "is %d, want 0 to %d, NoLimit or NoRetry", d.MaxRetries, math.MaxInt32)
 	case d.AckDeadline < 0 || d.AckDeadline > MaxAckDeadline:
 		return invalid("Queue.AckDeadline", "is %v, want 0 to %v", d.AckDeadline, MaxAckDeadline)
+	case d.TTL < NoWait || d.TTL > MaxDelay:
+		return invalid("Queue.TTL", "is %v, want 0 to %v, or NoWait", d.TTL, time.Duration(MaxDelay))
 	case d.DeadLetter.Discard && d.DeadLetter.Exchange != "":
 		return invalid("Queue.DeadLetter.Discard", "is set together with Exchange")
 	case d.DeadLetter.RoutingKey != "" && d.DeadLetter.Exchange == "":
@@ -389,6 +394,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("Priorities", strconv.Itoa(have.Priorities), strconv.Itoa(d.Priorities))
 	f.add("MaxRetries", retriesText(have.MaxRetries), retriesText(d.MaxRetries))
 	d.Retry.compare(have.Retry, &f)
+	f.add("TTL", have.TTL.String(), d.TTL.String())
 	f.add("AckDeadline", have.AckDeadline.String(), d.AckDeadline.String())
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
 	f.add("DeadLetter.RoutingKey", strconv.Quote(have.DeadLetter.RoutingKey), strconv.Quote(d.DeadLetter.RoutingKey))
@@ -485,6 +491,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendVarint(dst, int64(d.MaxRetries))
 	dst = d.Retry.appendTo(dst)
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
+	dst = wire.AppendVarint(dst, int64(d.TTL))
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	return wire.AppendBool(dst, d.DeadLetter.Discard)
@@ -497,6 +504,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		MaxRetries:  decodeInt(r),
 		Retry:       decodeBackoff(r),
 		AckDeadline: time.Duration(r.Varint()),
+		TTL:         time.Duration(r.Varint()),
 		DeadLetter:  DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
 	}
 }

@@ -10,8 +10,10 @@ import (
 
 // A message as a command holds it, behind the queue ids:
 //
-//	flags        1 byte    which of the optional parts are there
+//	flags        uvarint   which of the optional parts are there
 //	priority     1 byte
+//	ttl          uvarint, nanoseconds; 0: NoWait     if hasTTL
+//	ready at     varint, an instant                  if hasReadyAt
 //	id           16 bytes if the broker made it, else length and bytes
 //	exchange     length and bytes
 //	routing key  length and bytes
@@ -20,12 +22,45 @@ import (
 //	deaths       length and bytes, see appendDeaths  if hasDeaths
 //	body         the rest
 const (
-	flagGivenID byte = 1 << iota
+	flagGivenID uint64 = 1 << iota
 	flagTimestamp
 	flagHeaders
 	flagDeaths
-	flagsKnown = flagGivenID | flagTimestamp | flagHeaders | flagDeaths
+	flagTTL
+	flagReadyAt
+	flagsKnown = 1<<iota - 1
 )
+
+// attributes are the parts of a message that a queue acts on. They come first, so that the rest need not be decoded.
+type attributes struct {
+	flags    uint64
+	priority uint8
+	ttl      time.Duration
+	readyAt  instant // 0: at once
+}
+
+func decodeAttributes(r *wire.Reader) (a attributes) {
+	a.flags = r.Uvarint()
+	if a.flags&^flagsKnown != 0 {
+		r.Fail()
+	}
+	a.priority = r.Byte()
+	if a.flags&flagTTL != 0 {
+		ttl := r.Uvarint()
+		if ttl > uint64(MaxDelay) {
+			r.Fail()
+		}
+		if a.ttl = time.Duration(ttl); ttl == 0 {
+			a.ttl = NoWait
+		}
+	}
+	if a.flags&flagReadyAt != 0 {
+		if a.readyAt = instant(r.Varint()); a.readyAt == 0 {
+			r.Fail()
+		}
+	}
+	return a
+}
 
 // messageID is an id that the broker made: its instance, drawn at random when it was opened, and a
 // number.
@@ -34,7 +69,7 @@ type messageID struct{ instance, number uint64 }
 const madeIDBytes = 16
 
 func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byte {
-	flags := byte(0)
+	flags := uint64(0)
 	if m.ID != "" {
 		flags |= flagGivenID
 	}
@@ -47,7 +82,23 @@ func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byt
 	if len(deaths) > 0 {
 		flags |= flagDeaths
 	}
-	dst = append(dst, flags, m.Priority)
+	readyAt := instant(0)
+	if !m.DeliverAt.IsZero() {
+		readyAt = instant(m.DeliverAt.UnixNano())
+	}
+	if readyAt != 0 {
+		flags |= flagReadyAt
+	}
+	if m.TTL != 0 {
+		flags |= flagTTL
+	}
+	dst = append(wire.AppendUvarint(dst, flags), m.Priority)
+	if m.TTL != 0 {
+		dst = wire.AppendUvarint(dst, uint64(max(m.TTL, 0)))
+	}
+	if readyAt != 0 {
+		dst = wire.AppendVarint(dst, int64(readyAt))
+	}
 	if m.ID != "" {
 		dst = wire.AppendString(dst, m.ID)
 	} else {
@@ -70,8 +121,7 @@ func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byt
 
 // envelope is a message taken apart, in place: its slices are parts of the command.
 type envelope struct {
-	flags     byte
-	priority  byte
+	attributes
 	id        []byte
 	exchange  []byte
 	key       []byte
@@ -82,11 +132,7 @@ type envelope struct {
 }
 
 func decodeEnvelope(r *wire.Reader) (m envelope) {
-	m.flags = r.Byte()
-	if m.flags&^flagsKnown != 0 {
-		r.Fail()
-	}
-	m.priority = r.Byte()
+	m.attributes = decodeAttributes(r)
 	if m.flags&flagGivenID != 0 {
 		m.id = r.Bytes()
 	} else {
@@ -149,6 +195,10 @@ func (m *envelope) message(cmd []byte, out *Message) error {
 	out.RoutingKey = text(m.key)
 	out.Body = m.body[:len(m.body):len(m.body)]
 	out.Priority = m.priority
+	out.TTL = m.ttl
+	if m.readyAt != 0 {
+		out.DeliverAt = time.Unix(0, int64(m.readyAt))
+	}
 	if m.flags&flagTimestamp != 0 {
 		out.Timestamp = time.Unix(0, m.timestamp)
 	}

@@ -114,7 +114,7 @@ func TestEnvelopeMalformed(t *testing.T) {
 		require.Error(t, err, "cut after %d bytes", n)
 	}
 	unknown := append([]byte(nil), good...)
-	unknown[at] |= flagDeaths << 1
+	unknown[at] |= byte((flagsKnown + 1) & 0x7F)
 	_, err := envelopeOf(unknown)
 	require.ErrorIs(t, err, wire.ErrMalformed, "an unknown flag")
 	_, err = envelopeOf(appendTick(nil, 1))

@@ -192,7 +192,7 @@ func (m *machine) at(id queueID) *queue {
 // touch finishes a command on q: what is due happens, what is ready goes to who has room, and the timer
 // is set.
 func (m *machine) touch(q *queue, out []effect) []effect {
-	out = q.dispatch(q.expire(out))
+	out = q.lapse(q.dispatch(q.expire(out)))
 	m.arm(q)
 	return out
 }
@@ -247,14 +247,13 @@ func (m *machine) tick(out []effect) []effect {
 }
 
 func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
-	// The ids come first and the priority behind them, so the ids are read twice.
+	// The ids come first and the attributes behind them, so the ids are read twice.
 	ids := *r
 	n := r.Count(1)
 	for range n {
 		r.Uvarint()
 	}
-	r.Byte() // flags
-	priority := r.Byte()
+	a := decodeAttributes(r)
 	mustDecode(cmdEnqueue, r.Err())
 	var res applied
 	for range ids.Count(1) {
@@ -262,7 +261,7 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (appl
 		if q == nil {
 			continue
 		}
-		q.enqueue(ref, uint32(size), priority)
+		q.enqueue(ref, uint32(size), a)
 		res.kept++
 		out = m.touch(q, out)
 	}

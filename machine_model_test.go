@@ -44,7 +44,7 @@ func TestMachineModel(t *testing.T) {
 		for name, n := range map[string]int{
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
-			"delays": total.delays,
+			"delays": total.delays, "expired messages": total.expired,
 		} {
 			if n < 100 {
 				t.Errorf("the walk is too tame: only %d %s", n, name)
@@ -57,7 +57,7 @@ func TestMachineModel(t *testing.T) {
 type walkCount struct {
 	walks, commands, snapshots, checks                         int
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
-	sessions, delays                                           int
+	sessions, delays, expired                                  int
 }
 
 func (c *walkCount) add(o walkCount) {
@@ -74,6 +74,7 @@ func (c *walkCount) add(o walkCount) {
 	c.takes += o.takes
 	c.sessions += o.sessions
 	c.delays += o.delays
+	c.expired += o.expired
 }
 
 // walker takes one machine and one model through a walk.
@@ -222,6 +223,7 @@ func (w *walker) agree(got, want uint64) {
 	w.count.delivered += len(w.got.delivered)
 	w.count.deadlines += len(w.got.withdrawn)
 	w.count.deaths += len(w.got.forward)
+	w.count.expired += w.want.expired
 	if w.deep && !w.one(100) {
 		return
 	}
@@ -358,6 +360,7 @@ func (w *walker) entry(p *plainQueue, e entry, state plainState) *plainMessage {
 	m := p.messages[i]
 	want := entry{
 		seq: m.seq, ref: m.ref, arrived: m.arrived, size: m.size, deliveries: m.deliveries, failures: m.failures, level: uint8(m.level),
+		extra: e.extra,
 	}
 	if e != want || m.state != state {
 		w.t.Fatalf("queue %q: message %+v in state %d, want %+v in state %d", p.def.Name, e, state, want, m.state)

@@ -48,6 +48,8 @@ type plainMessage struct {
 	deliveries uint32
 	failures   uint32
 	state      plainState
+	ttl        time.Duration // its own; 0: none
+	since      instant       // the TTL counts from here
 
 	at       instant // delayed: until when; lent: the deadline; dying: since when
 	holder   *plainConsumer
@@ -73,6 +75,7 @@ type report struct {
 	gone      []plainTag // tag 0: consumers of a queue that is gone
 	forward   []plainDeath
 	freed     []Ref
+	expired   int // of forward and freed; not compared, the counters are
 	topology  bool
 }
 
@@ -224,8 +227,13 @@ func (q *plainQueue) eligible() *plainConsumer {
 	return best
 }
 
-func (q *plainQueue) enqueue(ref Ref, size uint32, priority uint8) {
-	m := &plainMessage{seq: q.nextSeq, ref: ref, size: size, arrived: q.now, level: int(priority)}
+func (q *plainQueue) enqueue(ref Ref, size uint32, msg Message) {
+	m := &plainMessage{seq: q.nextSeq, ref: ref, size: size, arrived: q.now, level: int(msg.Priority), ttl: msg.TTL, since: q.now}
+	if !msg.DeliverAt.IsZero() {
+		if at := instant(msg.DeliverAt.UnixNano()); at > q.now {
+			m.state, m.at, m.since = plainDelayed, at, at
+		}
+	}
 	if m.level > q.def.Priorities-1 {
 		m.level = q.def.Priorities - 1
 	}
@@ -248,15 +256,46 @@ func (q *plainQueue) lend(m *plainMessage, c *plainConsumer) plainLoan {
 	}
 }
 
-// settle lets what is due happen and hands out what can be.
+// settle lets what is due happen and hands out what can be. What then still must not wait dies.
 func (q *plainQueue) settled(r *report) {
 	q.due(r)
 	for {
 		m, c := q.next(), q.eligible()
 		if m == nil || c == nil {
-			return
+			break
 		}
 		r.delivered = append(r.delivered, q.lend(m, c))
+	}
+	q.expire(r, true)
+}
+
+// life is how long m may wait: the shorter of both TTLs; NoWait is shorter than any, 0 is none.
+func (q *plainQueue) life(m *plainMessage) (time.Duration, bool) {
+	switch {
+	case m.ttl == NoWait || q.def.TTL == NoWait:
+		return 0, true
+	case m.ttl == 0:
+		return q.def.TTL, q.def.TTL != 0
+	case q.def.TTL == 0:
+		return m.ttl, true
+	}
+	return min(m.ttl, q.def.TTL), true
+}
+
+// expire ends the ready messages that have waited too long. One that may not wait at all and has just come is spared
+// at first.
+func (q *plainQueue) expire(r *report, all bool) {
+	for _, m := range slices.Clone(q.messages) {
+		life, mortal := q.life(m)
+		if m.state != plainReady || !mortal || m.since+instant(life) > q.now {
+			continue
+		}
+		if !all && life == 0 && m.since == q.now && m.deliveries == 0 {
+			continue
+		}
+		q.count.Expired++
+		r.expired++
+		q.die(m, ReasonExpired, "", r)
 	}
 }
 
@@ -277,8 +316,12 @@ func (q *plainQueue) due(r *report) {
 	for _, m := range q.messages {
 		if m.state == plainDelayed && m.at <= q.now {
 			m.state = plainReady
+			if life, mortal := q.life(m); mortal && life == 0 && m.deliveries == 0 && m.since > m.arrived {
+				m.since = q.now
+			}
 		}
 	}
+	q.expire(r, false)
 }
 
 // pause is the retry policy for the next failure of m: the list if there is one, else Min, times Factor with each failure after
@@ -341,7 +384,7 @@ func (q *plainQueue) rest(m *plainMessage, pause time.Duration) {
 func (q *plainQueue) die(m *plainMessage, reason, note string, r *report) {
 	q.count.Dead++
 	m.holder = nil
-	if q.def.DeadLetter.Discard {
+	if q.def.DeadLetter.Discard || reason == ReasonExpired && q.def.DeadLetter.Exchange == "" {
 		q.count.Discarded++
 		q.remove(m, r)
 		return
@@ -360,11 +403,11 @@ func (q *plainQueue) remove(m *plainMessage, r *report) {
 	r.freed = append(r.freed, m.ref)
 }
 
-func (p *plainMachine) enqueue(ref Ref, size uint32, priority uint8, targets []queueID, r *report) (uint64, int) {
+func (p *plainMachine) enqueue(ref Ref, size uint32, msg Message, targets []queueID, r *report) (uint64, int) {
 	kept := 0
 	for _, id := range targets {
 		if q := p.queue(id); q != nil {
-			q.enqueue(ref, size, priority)
+			q.enqueue(ref, size, msg)
 			q.settled(r)
 			kept++
 		}
@@ -375,7 +418,7 @@ func (p *plainMachine) enqueue(ref Ref, size uint32, priority uint8, targets []q
 	return answerOK, kept
 }
 
-func (p *plainMachine) move(ref Ref, size uint32, priority uint8, source queueID, seq uint64, targets []queueID, r *report) (uint64, int) {
+func (p *plainMachine) move(ref Ref, size uint32, msg Message, source queueID, seq uint64, targets []queueID, r *report) (uint64, int) {
 	from := p.queue(source)
 	if from == nil {
 		return answerStale, 0
@@ -384,7 +427,7 @@ func (p *plainMachine) move(ref Ref, size uint32, priority uint8, source queueID
 	if dead == nil || dead.state != plainDying {
 		return answerStale, 0
 	}
-	code, kept := p.enqueue(ref, size, priority, targets, r)
+	code, kept := p.enqueue(ref, size, msg, targets, r)
 	if kept > 0 {
 		from.count.Moved++
 		from.remove(dead, r)
@@ -605,6 +648,9 @@ func (p *plainMachine) due() instant {
 		for _, m := range q.messages {
 			if (m.state == plainLent || m.state == plainDelayed) && (at == 0 || m.at < at) {
 				at = m.at
+			}
+			if life, mortal := q.life(m); m.state == plainReady && mortal && (at == 0 || m.since+instant(life) < at) {
+				at = m.since + instant(life)
 			}
 		}
 	}

@@ -114,11 +114,11 @@ func (w *walker) targets() []queueID {
 }
 
 func (w *walker) enqueue() {
-	targets, priority, at := w.targets(), w.priority(), w.at()
+	targets, msg, at := w.targets(), w.message(), w.at()
 	cmd := appendTargets(appendHeader(nil, cmdEnqueue, at), targets)
-	cmd = w.message(cmd, priority)
+	cmd = appendMessage(cmd, &msg, messageID{}, nil)
 	res := w.propose(at, cmd)
-	code, kept := w.p.enqueue(w.ref, uint32(len(cmd)), priority, targets, &w.want)
+	code, kept := w.p.enqueue(w.ref, uint32(len(cmd)), msg, targets, &w.want)
 	w.same("kept", res.kept, kept)
 	w.agree(res.answer.Code, code)
 }
@@ -130,8 +130,16 @@ func (w *walker) priority() uint8 {
 	return uint8(w.rng.IntN([]int{2, 4, 12, 256}[w.rng.IntN(4)]))
 }
 
-func (w *walker) message(dst []byte, priority uint8) []byte {
-	return appendMessage(dst, &Message{Priority: priority, Body: make([]byte, w.rng.IntN(20))}, messageID{}, nil)
+// message is one without anything special, mostly.
+func (w *walker) message() Message {
+	m := Message{Priority: w.priority(), Body: make([]byte, w.rng.IntN(20))}
+	if w.one(6) {
+		m.TTL = []time.Duration{NoWait, 1, time.Second, 3 * time.Second, time.Minute}[w.rng.IntN(5)]
+	}
+	if w.one(8) {
+		m.DeliverAt = time.Unix(0, int64(w.clock)).Add(time.Duration(w.rng.IntN(5)-1) * 900 * time.Millisecond)
+	}
+	return m
 }
 
 // loan is a verdict on a loan of any queue, or one that cannot count.
@@ -300,13 +308,13 @@ func (w *walker) dying() (queueID, uint64) {
 
 func (w *walker) move() {
 	source, seq := w.dying()
-	targets, priority, at := w.targets(), w.priority(), w.at()
+	targets, msg, at := w.targets(), w.message(), w.at()
 	if w.one(2) {
 		targets = []queueID{parkingID}
 	}
-	cmd := w.message(appendTargets(appendMove(nil, at, source, seq), targets), priority)
+	cmd := appendMessage(appendTargets(appendMove(nil, at, source, seq), targets), &msg, messageID{}, nil)
 	res := w.propose(at, cmd)
-	code, kept := w.p.move(w.ref, uint32(len(cmd)), priority, source, seq, targets, &w.want)
+	code, kept := w.p.move(w.ref, uint32(len(cmd)), msg, source, seq, targets, &w.want)
 	w.same("kept", res.kept, kept)
 	if kept > 0 {
 		w.count.moves++
@@ -344,6 +352,7 @@ func (w *walker) declare() {
 			{Min: 300 * time.Millisecond, Max: 9 * time.Second, Factor: 3.25, Jitter: 0.3},
 			{Pauses: []time.Duration{0, 700 * time.Millisecond, 3 * time.Second}, Jitter: []float64{0, 1}[w.rng.IntN(2)]},
 		}[w.rng.IntN(6)]
+		def.TTL = []time.Duration{0, 0, 0, 0, 5 * time.Second, 800 * time.Millisecond, NoWait}[w.rng.IntN(7)]
 		def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 	}
 	at := w.at()

@@ -17,8 +17,18 @@ type Message struct {
 	Mandatory bool
 	// ID names the message for ever: it stays the same over redelivery and dead-lettering, so that
 	// consumers can recognise a repetition. The broker makes one if it is empty.
-	ID        string
-	Priority  uint8          // see Queue.Priorities
+	ID       string
+	Priority uint8 // see Queue.Priorities
+	// TTL is how long the message may wait in a queue, counted from its arrival there, or from when it became ready if it was
+	// delayed; at most MaxDelay. Then it is dead, with ReasonExpired. 0: for ever; NoWait: it goes to a consumer that has room
+	// when it arrives, or is dead. Of Queue.TTL and this the shorter one counts. A message on loan does not expire; if it comes back
+	// later than that, it does at once.
+	TTL time.Duration
+	// Delay holds the message back: it is in its queues, but not ready before so much time has passed; at most MaxDelay.
+	// It uses no consumer's prefetch and no deadline meanwhile, and no TTL. A delivery says DeliverAt instead.
+	Delay time.Duration
+	// DeliverAt is Delay until a time, in place of it. A time that has passed is no delay.
+	DeliverAt time.Time
 	Headers   map[string]any // values: string, bool, integers, floats, time.Time, []byte
 	Timestamp time.Time      // the publisher's; carried, not interpreted; in the years 1678 to 2261
 	// Body is neither changed nor kept after Publish has returned or the Confirm is done; nor are Headers.

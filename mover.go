@@ -197,6 +197,8 @@ func (p *moving) address(t *topology, def queueDef) {
 		Queue: def.Name, Reason: p.order.reason.String(), Count: 1, Failures: int(p.order.failures),
 		Exchange: p.message.Exchange, RoutingKey: p.message.RoutingKey, Note: p.order.note,
 	}
+	death.TTL, p.message.TTL = p.message.TTL, 0
+	p.message.DeliverAt = time.Time{} // it was, or a consumer decided otherwise
 	death.First = time.Unix(0, int64(p.order.at))
 	death.Last = death.First
 	p.deaths = bury(p.deaths, death)

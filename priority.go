@@ -19,6 +19,7 @@ type entry struct {
 	deliveries uint32  // times it was handed out
 	failures   uint32  // times it went wrong
 	level      uint8   // 0 is served last
+	extra      bool    // there is more about it in queue.extras
 }
 
 // readySet holds the messages that wait for a consumer: one line per priority level, each

@@ -217,6 +217,9 @@ func (p *publication) start(ctx context.Context) error {
 	if err := p.b.gate.acquire(ctx, p.cost()); err != nil {
 		return p.describe(err)
 	}
+	if p.message.Delay > 0 {
+		p.message.DeliverAt, p.message.Delay = time.Unix(0, int64(p.b.now())).Add(p.message.Delay), 0
+	}
 	if p.message.ID == "" {
 		p.made = p.b.made.Add(1)
 	}
@@ -363,6 +366,25 @@ func (b *Broker) checkMessage(m *Message) error {
 		if err := validateHeaders("Message.Headers", m.Headers); err != nil {
 			return err
 		}
+	}
+	return b.checkTimes(m)
+}
+
+// checkTimes checks what a message asks of the clock.
+func (b *Broker) checkTimes(m *Message) error {
+	switch {
+	case m.TTL < NoWait || m.TTL > MaxDelay:
+		return invalid("Message.TTL", "is %v, want 0 to %v, or NoWait", m.TTL, time.Duration(MaxDelay))
+	case m.Delay < 0 || m.Delay > MaxDelay:
+		return invalid("Message.Delay", "is %v, want 0 to %v", m.Delay, time.Duration(MaxDelay))
+	case m.DeliverAt.IsZero():
+		return nil
+	case m.Delay != 0:
+		return invalid("Message.DeliverAt", "is set together with Delay")
+	case !time.Unix(0, m.DeliverAt.UnixNano()).Equal(m.DeliverAt):
+		return invalid("Message.DeliverAt", "is %v, want a time in the years 1678 to 2261", m.DeliverAt)
+	case m.DeliverAt.Sub(b.clock.Now()) > MaxDelay:
+		return invalid("Message.DeliverAt", "is %v, more than %v ahead", m.DeliverAt, time.Duration(MaxDelay))
 	}
 	return nil
 }

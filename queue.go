@@ -21,16 +21,22 @@ type instant int64
 //  3. After a command, no message is ready while a consumer has room.
 //  4. now never decreases.
 //  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying.
+//  6. extras holds exactly those of the messages that say so.
+//  7. expiring lists exactly those of the ready that expire and have an extra or came back.
+//  8. After a command, no message is ready that should have expired, but for what stepLimit left.
 type queue struct {
 	def     queueDef
 	now     instant
 	nextSeq uint64 // of the next message that arrives; from 1
 
-	ready   readySet
-	ledger  ledger
-	roster  roster
-	delayed *btree.BTreeG[delayed] // nil until a message waits for a time
-	dying   *btree.BTreeG[dying]   // nil until a message dies
+	ready    readySet
+	ledger   ledger
+	roster   roster
+	delayed  *btree.BTreeG[delayed]  // nil until a message waits for a time
+	dying    *btree.BTreeG[dying]    // nil until a message dies
+	extras   *btree.BTreeG[extra]    // nil until a message has one
+	expiring *btree.BTreeG[expiring] // of the ready; nil until one must be listed
+	lapsing  []expiring              // came with this command and must not wait; empty between commands
 
 	delayedBytes, dyingBytes int64
 	timer                    instant // when the machine looks at this queue; 0: not set
@@ -46,7 +52,8 @@ type counters struct {
 	Released  uint64 // loans that came back without a failure
 	TimedOut  uint64 // those of Failed whose deadline passed
 	Dead      uint64 // messages that died
-	Discarded uint64 // those of Dead that were dropped by DeadLetter.Discard
+	Expired   uint64 // those of Dead that waited too long
+	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, or expired without a dead-letter exchange
 	Moved     uint64 // those of Dead that are in their dead-letter queues
 	Purged    uint64 // messages removed by Purge
 	bytesIn   uint64 // of Enqueued
@@ -77,6 +84,8 @@ type deathReason uint8
 const (
 	deadRejected deathReason = iota + 1
 	deadLimit
+	deadExpired
+	deadLast = deadExpired
 )
 
 func (r deathReason) String() string {
@@ -85,6 +94,8 @@ func (r deathReason) String() string {
 		return ReasonRejected
 	case deadLimit:
 		return ReasonDeliveryLimit
+	case deadExpired:
+		return ReasonExpired
 	}
 	return "unknown"
 }
@@ -96,16 +107,27 @@ func newQueue(def queueDef) *queue {
 	return &queue{def: def, nextSeq: 1, ready: newReadySet(def.Priorities), ledger: newLedger()}
 }
 
-// enqueue accepts a message that is stored at ref. It is ready at once.
-func (q *queue) enqueue(ref Ref, size uint32, priority uint8) {
+// enqueue accepts a message that is stored at ref. It is ready at once, or when its delay is over.
+func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	e := entry{
 		seq: q.nextSeq, ref: ref, arrived: q.now, size: size,
-		level: uint8(min(int(priority), q.def.Priorities-1)),
+		level: uint8(min(int(a.priority), q.def.Priorities-1)),
 	}
 	q.nextSeq++
 	q.count.Enqueued++
 	q.count.bytesIn += uint64(size)
-	q.ready.push(e)
+	x := extra{seq: e.seq, ttl: a.ttl}
+	if a.readyAt > q.now {
+		x.start = min(a.readyAt, q.now+instant(MaxDelay))
+	}
+	if e.extra = x != (extra{seq: e.seq}); e.extra {
+		q.setExtra(x)
+	}
+	if x.start != 0 {
+		q.delay(e, x.start)
+		return
+	}
+	q.pushReady(e)
 }
 
 // dispatch lends ready messages to consumers until one of both has run out.
@@ -122,7 +144,7 @@ func (q *queue) dispatch(out []effect) []effect {
 
 // lend gives the next ready message to c, whose prefetch the caller has looked at.
 func (q *queue) lend(c *consumer, out []effect) []effect {
-	e := q.ready.pop()
+	e := q.popReady()
 	e.deliveries++
 	s := q.ledger.grant(e, c, q.now+instant(q.def.AckDeadline))
 	q.count.Delivered++
@@ -168,7 +190,7 @@ func (q *queue) detach(id consumerID, failed bool, out []effect) (bool, []effect
 			out = q.fail(e, 0, "", out)
 		} else {
 			q.count.Released++
-			q.ready.insert(e)
+			q.insertReady(e)
 		}
 	}
 	q.roster.detach(c)
@@ -190,20 +212,34 @@ func (q *queue) fail(e entry, pause time.Duration, note string, out []effect) []
 // rest makes e ready after pause, at its old place.
 func (q *queue) rest(e entry, pause time.Duration) {
 	if pause <= 0 {
-		q.ready.insert(e)
+		q.insertReady(e)
 		return
 	}
+	q.delay(e, q.now+instant(pause))
+}
+
+// delay makes e ready at a time, at its place.
+func (q *queue) delay(e entry, at instant) {
 	if q.delayed == nil {
 		q.delayed = btree.NewG(16, byTime)
 	}
-	q.delayed.ReplaceOrInsert(delayed{q.now + instant(pause), e})
+	q.delayed.ReplaceOrInsert(delayed{at, e})
 	q.delayedBytes += int64(e.size)
+}
+
+// rested makes ready what was delayed. A message that may not wait gets its chance now, also if the tick comes late.
+func (q *queue) rested(e entry) {
+	if x := q.extraOf(e); e.deliveries == 0 && x.start != 0 && q.noWait(e) {
+		x.start = q.now
+		q.setExtra(x)
+	}
+	q.insertReady(e)
 }
 
 // kill ends the life of e in this queue. Unless the dead are discarded it stays as dying until moved.
 func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []effect {
 	q.count.Dead++
-	if q.def.DeadLetter.Discard {
+	if q.def.DeadLetter.Discard || reason == deadExpired && q.def.DeadLetter.Exchange == "" {
 		q.count.Discarded++
 		return q.gone(e, out)
 	}
@@ -246,6 +282,7 @@ func (q *queue) isDying(seq uint64) bool {
 // gone says that nothing in this queue refers to e any more.
 func (q *queue) gone(e entry, out []effect) []effect {
 	q.count.bytesGone += uint64(e.size)
+	q.forget(e)
 	return append(out, effect{kind: effectFree, ref: e.ref})
 }
 
@@ -302,7 +339,7 @@ func (q *queue) ackUpTo(id consumerID, tag uint64, out []effect) (uint64, []effe
 }
 
 // expire does what is due: loans past their deadline come back as failures, delayed messages
-// become ready.
+// become ready, and what has waited too long dies.
 func (q *queue) expire(out []effect) []effect {
 	for range stepLimit {
 		s := q.ledger.nextDeadline()
@@ -324,9 +361,9 @@ func (q *queue) expire(out []effect) []effect {
 		}
 		q.delayed.DeleteMin()
 		q.delayedBytes -= int64(d.size)
-		q.ready.insert(d.entry)
+		q.rested(d.entry)
 	}
-	return out
+	return q.expireReady(out)
 }
 
 // due is when expire has something to do, or 0 for never.
@@ -340,6 +377,9 @@ func (q *queue) due() instant {
 			at = d.at
 		}
 	}
+	if x, _, ok := q.nextExpiry(); ok && (at == 0 || x.at < at) {
+		at = x.at
+	}
 	return at
 }
 
@@ -348,7 +388,7 @@ func (q *queue) due() instant {
 func (q *queue) purge(out []effect) (uint64, []effect) {
 	n := uint64(0)
 	for q.ready.n > 0 {
-		out = q.gone(q.ready.pop(), out)
+		out = q.gone(q.popReady(), out)
 		n++
 	}
 	for q.delayed != nil && q.delayed.Len() > 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/google/btree"
 
@@ -20,6 +21,7 @@ import (
 //	topology  length and bytes, see topology.appendTo; for roleQueue the id and the Queue
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
+//	          extras    count, then by seq: seq, ttl, start
 //	          ready     count, then by level and seq: entry
 //	          delayed   count, then by time: at, entry
 //	          dying     count, then by seq: entry, at, reason, note
@@ -37,16 +39,26 @@ func appendEntry(dst []byte, e *entry) []byte {
 	dst = wire.AppendUvarint(dst, uint64(e.ref))
 	dst = wire.AppendVarint(dst, int64(e.arrived))
 	dst = wire.AppendUvarint(dst, uint64(e.size))
-	dst = wire.AppendUvarint(dst, uint64(e.deliveries))
+	dst = wire.AppendUvarint(dst, uint64(e.deliveries)<<1|bit(e.extra))
 	dst = wire.AppendUvarint(dst, uint64(e.failures))
 	return append(dst, e.level)
 }
 
-func decodeEntry(r *wire.Reader, levels int) entry {
-	e := entry{
-		seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: decodeUint32(r),
-		deliveries: decodeUint32(r), failures: decodeUint32(r), level: r.Byte(),
+func bit(set bool) uint64 {
+	if set {
+		return 1
 	}
+	return 0
+}
+
+func decodeEntry(r *wire.Reader, levels int) entry {
+	e := entry{seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: decodeUint32(r)}
+	deliveries := r.Uvarint()
+	if deliveries>>1 > math.MaxUint32 {
+		r.Fail()
+	}
+	e.deliveries, e.extra = uint32(deliveries>>1), deliveries&1 != 0
+	e.failures, e.level = decodeUint32(r), r.Byte()
 	if int(e.level) >= levels {
 		r.Fail()
 		e.level = 0
@@ -74,6 +86,7 @@ type view struct {
 // queueView is the part of a view for one queue, in the order in which it is written.
 type queueView struct {
 	head    []byte
+	extras  *btree.BTreeG[extra]
 	ready   readyView
 	delayed *btree.BTreeG[delayed]
 	dying   *btree.BTreeG[dying]
@@ -103,6 +116,9 @@ func (q *queue) view() queueView {
 		v.head = wire.AppendUvarint(v.head, *n)
 	}
 	v.head = wire.AppendUvarint(v.head, q.roster.turn)
+	if q.extras != nil {
+		v.extras = q.extras.Clone()
+	}
 	if q.delayed != nil {
 		v.delayed = q.delayed.Clone()
 	}
@@ -148,6 +164,15 @@ func (v *view) write(emit func(piece []byte) error) error {
 	for i := range v.queues {
 		q := &v.queues[i]
 		buf = append(buf, q.head...)
+		buf = wire.AppendUvarint(buf, uint64(treeLen(q.extras)))
+		if q.extras != nil {
+			q.extras.Ascend(func(x extra) bool {
+				buf = wire.AppendUvarint(buf, x.seq)
+				buf = wire.AppendVarint(buf, int64(x.ttl))
+				buf = wire.AppendVarint(buf, int64(x.start))
+				return room()
+			})
+		}
 		buf = wire.AppendUvarint(buf, uint64(q.ready.n))
 		q.ready.each(func(e entry) bool {
 			buf = appendEntry(buf, &e)
@@ -221,7 +246,7 @@ func (q *queue) appendLoans(dst []byte) []byte {
 // list is the counters in the order in which snapshots hold them.
 func (c *counters) list() []*uint64 {
 	return []*uint64{
-		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Discarded,
+		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Expired, &c.Discarded,
 		&c.Moved, &c.Purged, &c.bytesIn, &c.bytesGone,
 	}
 }
@@ -275,8 +300,16 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		*n = r.Uvarint()
 	}
 	q.roster.turn = r.Uvarint()
+	q.decodeExtras(r)
+	extras := 0
 	take := func() entry {
 		e := decodeEntry(r, q.def.Priorities)
+		if e.extra {
+			if extras++; q.extras == nil || !q.extras.Has(extra{seq: e.seq}) {
+				r.Fail()
+				e.extra = false
+			}
+		}
 		if r.Err() == nil {
 			keep(e.ref)
 		}
@@ -289,7 +322,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 			r.Fail()
 			return
 		}
-		q.ready.push(e)
+		q.pushReady(e)
 		last = e
 	}
 	if n := r.Count(smallestEntry); n > 0 {
@@ -311,7 +344,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		last := dying{}
 		for i := range n {
 			d := dying{entry: take(), at: instant(r.Varint()), reason: deathReason(r.Byte()), note: r.String()}
-			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLimit {
+			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLast {
 				r.Fail()
 				return
 			}
@@ -338,8 +371,24 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		q.roster.all = append(q.roster.all, c)
 	}
 	q.decodeLoans(r, take)
+	if extras != treeLen(q.extras) {
+		r.Fail()
+	}
 	for _, c := range q.roster.all {
 		q.roster.fix(c)
+	}
+}
+
+func (q *queue) decodeExtras(r *wire.Reader) {
+	last := uint64(0)
+	for range r.Count(3) {
+		x := extra{seq: r.Uvarint(), ttl: time.Duration(r.Varint()), start: instant(r.Varint())}
+		if x.seq <= last || x.ttl < NoWait || x.ttl > MaxDelay || x == (extra{seq: x.seq}) {
+			r.Fail()
+			return
+		}
+		q.setExtra(x)
+		last = x.seq
 	}
 }
 

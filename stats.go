@@ -43,7 +43,8 @@ type QueueStats struct {
 	Released  uint64 // deliveries that came back without a failure
 	TimedOut  uint64 // those of Failed whose deadline passed
 	Dead      uint64 // messages that died
-	Discarded uint64 // those of Dead that DeadLetter.Discard dropped
+	Expired   uint64 // those of Dead that waited too long
+	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, or expired without a dead-letter exchange
 }
 
 // Stats returns a picture of the broker. It stops the application of commands for a moment, so call it every few
@@ -94,7 +95,8 @@ func (q *queue) stats(now instant) QueueStats {
 		Bytes:     q.ready.bytes + q.ledger.bytes + q.delayedBytes + q.dyingBytes,
 		Consumers: q.consumers(),
 		Enqueued:  q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
-		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead, Discarded: q.count.Discarded,
+		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,
+		Expired: q.count.Expired, Discarded: q.count.Discarded,
 	}
 	if q.ready.n > 0 {
 		s.Oldest = max(0, time.Duration(now-q.ready.first().arrived))
