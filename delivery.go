@@ -206,12 +206,20 @@ func (d *Delivery) Extend(by time.Duration) error {
 	if by <= 0 || by > MaxAckDeadline {
 		return d.describe("extend", &InvalidError{"by", fmt.Sprintf("%v, must be more than 0 and at most %v", by, MaxAckDeadline)})
 	}
-	if err := d.loan.known(); err != nil {
+	if err := d.extend(by); err != nil {
 		return d.describe("extend", err)
 	}
-	e := &extending{d: d, by: by}
+	return nil
+}
+
+// extend reads none of the fields that belong to the receiver, who may write to them meanwhile.
+func (d *Delivery) extend(by time.Duration) error {
+	if err := d.loan.known(); err != nil {
+		return err
+	}
+	e := &extending{loan: &d.loan, by: by}
 	if err := d.loan.sub.shard.log.Propose(e); err != nil {
-		return d.describe("extend", err)
+		return err
 	}
 	d.loan.deadline.Store(int64(e.until))
 	d.loan.limit.move(d.Deadline())
@@ -220,14 +228,14 @@ func (d *Delivery) Extend(by time.Duration) error {
 
 // extending is the proposal of an Extend.
 type extending struct {
-	d     *Delivery
+	loan  *settlement
 	by    time.Duration
 	until instant // set by AppendTo
 }
 
 // AppendTo implements Proposal.
 func (e *extending) AppendTo(dst []byte) []byte {
-	l, now := &e.d.loan, e.d.loan.sub.b.now()
+	l, now := e.loan, e.loan.sub.b.now()
 	e.until = now + instant(e.by)
 	return settle{
 		queue: l.sub.queue.id, consumer: l.sub.id, tag: l.tag, slot: l.slot, verdict: verdictExtend, pause: e.by,
@@ -241,7 +249,7 @@ func (e *extending) Durable() bool { return false }
 // its old end might have come before this.
 func (e *extending) Done(a Answer, err error) {
 	if err != nil || a.Code != answerOK {
-		e.d.loan.limit.end(context.DeadlineExceeded)
+		e.loan.limit.end(context.DeadlineExceeded)
 	}
 }
 

@@ -310,6 +310,9 @@ func TestRefusals(t *testing.T) {
 		"WorkOptions.Timeout")
 	row("work with a negative grace", invalid, func() error { return b.Work(ctx, "q", acks, bourse.WorkOptions{Grace: -1}) },
 		"WorkOptions.Grace")
+	row("work with a timeout above the limit", invalid, func() error {
+		return b.Work(ctx, "q", acks, bourse.WorkOptions{AutoExtend: true, Timeout: bourse.MaxAckDeadline + 1})
+	}, "WorkOptions.Timeout", "168h")
 	row("work with less prefetch than handlers", invalid, func() error {
 		return b.Work(ctx, "q", acks, bourse.WorkOptions{Concurrency: 3, Prefetch: 2})
 	}, "WorkOptions.Prefetch", "3")

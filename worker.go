@@ -13,7 +13,7 @@ import (
 // Handler works on one delivery and settles it by its result: nil acks, an error nacks, Reject(err) rejects,
 // RetryAfter(err, pause) nacks with that pause. A panic counts as an error, and so does runtime.Goexit, which
 // testing.T.FailNow calls. A handler may also give the verdict itself; its result is then ignored. ctx ends at the deadline
-// of the delivery, which Delivery.Extend moves, or after the grace of a Work that stops.
+// of the delivery, which Delivery.Extend and WorkOptions.AutoExtend move, or after the grace of a Work that stops.
 type Handler func(ctx context.Context, d *Delivery) error
 
 // WorkOptions are the choices of a Work.
@@ -22,6 +22,11 @@ type WorkOptions struct {
 	Prefetch    int           // default twice Concurrency, at least Concurrency
 	Timeout     time.Duration // for a handler, then its ctx ends; default and most: until the delivery's deadline
 	Grace       time.Duration // for handlers still running at the end, then their ctx ends; default 10 s
+	// AutoExtend extends what the Work holds, by Queue.AckDeadline each time that a third of it has passed: while it waits for
+	// a handler, and while its handler runs. So the deadline only says how long a lost process keeps its messages, and may
+	// be short, while Timeout, by default 24 hours and at most MaxAckDeadline, is how long a handler may run. Then its ctx
+	// ends, and its delivery is not extended any more: a handler that does not heed its ctx loses it within one deadline.
+	AutoExtend bool
 }
 
 const defaultGrace = 10 * time.Second
@@ -36,9 +41,14 @@ func (o WorkOptions) withDefaults() (WorkOptions, error) {
 		return o, invalid("WorkOptions.Timeout", "%v is negative", o.Timeout)
 	case o.Grace < 0:
 		return o, invalid("WorkOptions.Grace", "%v is negative", o.Grace)
+	case o.AutoExtend && o.Timeout > MaxAckDeadline:
+		return o, invalid("WorkOptions.Timeout", "%v, must be at most %v with AutoExtend", o.Timeout, MaxAckDeadline)
 	}
 	if o.Concurrency == 0 {
 		o.Concurrency = 1
+	}
+	if o.Timeout == 0 && o.AutoExtend {
+		o.Timeout = defaultRuntime
 	}
 	if o.Prefetch == 0 {
 		o.Prefetch = min(2*o.Concurrency, MaxPrefetch)
@@ -102,6 +112,10 @@ func (b *Broker) Work(ctx context.Context, queue string, h Handler, opts WorkOpt
 		return err
 	}
 	w := &work{b: b, sub: sub, h: h, opts: opts}
+	if opts.AutoExtend {
+		w.extender = newExtender(sub)
+		defer w.extender.close()
+	}
 	return w.run(ctx)
 }
 
@@ -111,6 +125,8 @@ type work struct {
 	sub  *Subscription
 	h    Handler
 	opts WorkOptions
+
+	extender *extender // nil: none
 }
 
 func (w *work) run(ctx context.Context) error {
@@ -206,8 +222,10 @@ func (w *work) handle(ctx context.Context, d *Delivery) {
 	}
 	d.loan.limit = limit
 	limit.move(d.Deadline()) // it counts from when the message was lent, and it may have waited for this handler
+	running := w.extender.begin(ctx, d)
 	err := errGoexit
 	defer func() {
+		w.extender.end(running)
 		limit.end(nil)
 		w.settle(d, err)
 	}()
