@@ -48,18 +48,20 @@ func appendTargets(dst []byte, targets []queueID) []byte {
 	return dst
 }
 
-// attach names a consumer of a queue and its prefetch.
+// attach names a consumer of a queue, its prefetch and its priority. One that is there keeps its priority.
 type attach struct {
 	queue    queueID
 	consumer consumerID
 	prefetch int32
+	priority int32
 }
 
 func (c attach) appendTo(dst []byte, at instant) []byte {
 	dst = appendHeader(dst, cmdAttach, at)
 	dst = wire.AppendUvarint(dst, uint64(c.queue))
 	dst = wire.AppendUvarint(dst, uint64(c.consumer))
-	return wire.AppendUvarint(dst, uint64(c.prefetch))
+	dst = wire.AppendUvarint(dst, uint64(c.prefetch))
+	return wire.AppendVarint(dst, int64(c.priority))
 }
 
 func decodeAttach(r *wire.Reader) (c attach) {
@@ -70,7 +72,18 @@ func decodeAttach(r *wire.Reader) (c attach) {
 		r.Fail()
 	}
 	c.prefetch = int32(prefetch)
+	c.priority = decodeConsumerPriority(r)
 	return c
+}
+
+// decodeConsumerPriority reads the priority of a consumer.
+func decodeConsumerPriority(r *wire.Reader) int32 {
+	p := r.Varint()
+	if p < -MaxConsumerPriority || p > MaxConsumerPriority {
+		r.Fail()
+		return 0
+	}
+	return int32(p)
 }
 
 // detach ends a consumer; failed counts a failure for each message it held.

@@ -31,7 +31,10 @@ func TestCommandRoundTrip(t *testing.T) {
 		who := consumerID(rapid.Uint64().Draw(t, "consumer"))
 		tag, flag := rapid.Uint64().Draw(t, "tag"), rapid.Bool().Draw(t, "flag")
 
-		a := attach{queue, who, int32(rapid.IntRange(0, MaxPrefetch).Draw(t, "prefetch"))}
+		a := attach{
+			queue, who, int32(rapid.IntRange(0, MaxPrefetch).Draw(t, "prefetch")),
+			int32(rapid.IntRange(-MaxConsumerPriority, MaxConsumerPriority).Draw(t, "priority")),
+		}
 		r := header(t, a.appendTo(nil, at), cmdAttach, at)
 		require.Equal(t, a, decodeAttach(&r))
 		require.NoError(t, r.Done())

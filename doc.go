@@ -55,6 +55,7 @@
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch
 //	basic.return                               ErrUnroutable, with Message.Mandatory
 //	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch
+//	x-priority of basic.consume                SubscribeOptions.Priority
 //	basic.deliver                              Subscription.Next, NextBatch, All
 //	basic.get                                  Broker.Get
 //	basic.ack                                  Delivery.Ack, AckSync

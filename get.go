@@ -100,7 +100,7 @@ func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error
 	if s != nil {
 		return s, nil
 	}
-	s, err := b.attach(ctx, queue, 0)
+	s, err := b.attach(ctx, queue, 0, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -203,12 +203,13 @@ type consumer struct {
 	turn        uint64 // when it was served last: the queue's count of dispatches
 	oldest      slotID // ends of the list of its loans
 	newest      slotID
-	pull        bool // attached without a prefetch
-	place       int  // in roster.eligible; -1: not eligible
+	priority    int32 // the higher is served first
+	pull        bool  // attached without a prefetch
+	place       int   // in roster.eligible; -1: not eligible
 }
 
-// roster is the consumers of a queue. next is the one that has least on loan of those with
-// room; among equals the one that was served longest ago.
+// roster is the consumers of a queue. next is, of those with room, the one of the highest priority; among
+// equals the one that has least on loan, and then the one that was served longest ago.
 //
 // Invariants, tested by check:
 //  1. outstanding <= prefetch, except after the prefetch was lowered and for consumers
@@ -257,6 +258,9 @@ func (r *roster) next() *consumer {
 
 func (r *roster) before(i, j int) bool {
 	a, b := r.eligible[i], r.eligible[j]
+	if a.priority != b.priority {
+		return a.priority > b.priority
+	}
 	if a.outstanding != b.outstanding {
 		return a.outstanding < b.outstanding
 	}

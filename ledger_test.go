@@ -137,7 +137,10 @@ func TestRosterModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"attach": func(t *rapid.T) {
 				next++
-				r.attach(&consumer{id: next, prefetch: int32(rapid.IntRange(0, 4).Draw(t, "prefetch"))})
+				r.attach(&consumer{
+					id: next, prefetch: int32(rapid.IntRange(0, 4).Draw(t, "prefetch")),
+					priority: int32(rapid.IntRange(-1, 1).Draw(t, "priority")),
+				})
 			},
 			"detach": func(t *rapid.T) {
 				c := pick(t)
@@ -170,7 +173,10 @@ func TestRosterModel(t *testing.T) {
 					require.Same(t, c, r.find(c.id))
 					switch {
 					case c.outstanding >= c.prefetch:
-					case want == nil || c.outstanding < want.outstanding:
+					case want == nil || c.priority > want.priority:
+						want = c
+					case c.priority < want.priority:
+					case c.outstanding < want.outstanding:
 						want = c
 					case c.outstanding == want.outstanding && c.turn < want.turn:
 						want = c

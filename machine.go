@@ -297,7 +297,7 @@ func (m *machine) attach(c attach, out []effect) (uint64, []effect) {
 	case len(q.roster.all) >= maxConsumers && q.roster.find(c.consumer) == nil:
 		return answerTooMany, out
 	}
-	q.attach(c.consumer, c.prefetch)
+	q.attach(c.consumer, c.prefetch, c.priority)
 	return answerOK, m.touch(q, out)
 }
 

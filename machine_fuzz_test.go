@@ -79,7 +79,7 @@ func (p *interpreter) command() []byte {
 		cmd := appendTargets(appendHeader(nil, cmdEnqueue, p.now), []queueID{1, 2, 3, 9})
 		return appendMessage(cmd, &Message{Priority: uint8(p.byte())}, messageID{}, nil)
 	case 5, 6:
-		return attach{p.queue(), p.consumer(), int32(p.byte() % 8)}.appendTo(nil, p.now)
+		return attach{p.queue(), p.consumer(), int32(p.byte() % 8), int32(p.byte()%3 - 1)}.appendTo(nil, p.now)
 	case 7:
 		return detach{p.queue(), p.consumer(), p.byte()%2 == 0}.appendTo(nil, p.now)
 	case 8, 9, 10, 11:
@@ -299,7 +299,7 @@ func FuzzAnswerError(f *testing.F) {
 }
 
 func FuzzCommandDecode(f *testing.F) {
-	f.Add(attach{1, 2, 3}.appendTo(nil, 4))
+	f.Add(attach{1, 2, 3, -4}.appendTo(nil, 4))
 	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note"}.appendTo(nil, 5))
 	f.Add(appendDeclare(nil, 1, topologyLimits{}, []Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))
 	f.Fuzz(func(t *testing.T, in []byte) {

@@ -344,7 +344,7 @@ func (w *walker) stateOf(q *queue, p *plainQueue) {
 	w.same("consumers", len(q.roster.all), len(p.consumers))
 	for i, c := range q.roster.all {
 		pc := p.consumers[i]
-		got := plainConsumer{c.id, int(c.prefetch), c.pull, c.lastTag, c.turn}
+		got := plainConsumer{c.id, int(c.prefetch), int(c.priority), c.pull, c.lastTag, c.turn}
 		if got != *pc || int(c.outstanding) != p.outstanding(pc) {
 			w.t.Fatalf("consumer %+v holds %d, want %+v holds %d", got, c.outstanding, *pc, p.outstanding(pc))
 		}

@@ -63,6 +63,7 @@ type plainMessage struct {
 type plainConsumer struct {
 	id       consumerID
 	prefetch int
+	priority int
 	pull     bool
 	lastTag  uint64
 	turn     uint64
@@ -210,8 +211,8 @@ func (q *plainQueue) next() *plainMessage {
 	return best
 }
 
-// eligible is the consumer to serve: of those with room the one with least on loan, then the
-// one served longest ago, then the one that came first.
+// eligible is the consumer to serve: of those with room the one of the highest priority, then the one with least on loan,
+// then the one served longest ago, then the one that came first.
 func (q *plainQueue) eligible() *plainConsumer {
 	var best *plainConsumer
 	load := 0
@@ -220,7 +221,11 @@ func (q *plainQueue) eligible() *plainConsumer {
 		if n >= c.prefetch {
 			continue
 		}
-		if best == nil || n < load || n == load && (c.turn < best.turn || c.turn == best.turn && c.id < best.id) {
+		if best != nil && best.priority > c.priority {
+			continue
+		}
+		if best == nil || c.priority > best.priority ||
+			n < load || n == load && (c.turn < best.turn || c.turn == best.turn && c.id < best.id) {
 			best, load = c, n
 		}
 	}
@@ -457,7 +462,7 @@ func (p *plainMachine) attach(c attach, r *report) uint64 {
 		return answerTooMany
 	}
 	if have == nil {
-		have = &plainConsumer{id: c.consumer, pull: c.prefetch == 0}
+		have = &plainConsumer{id: c.consumer, priority: int(c.priority), pull: c.prefetch == 0}
 		q.consumers = append(q.consumers, have)
 	}
 	have.prefetch = int(c.prefetch)

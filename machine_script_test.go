@@ -24,7 +24,7 @@ import (
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
-//	open [lost] | attach c1 q [prefetch=N] | detach c1 [lost]
+//	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
 //	enqueue m1 q[,q2] [priority=N]
 //	ack c1 N | nack c1 N [pause=D] [note=WORD] | reject c1 N [note=WORD] | release c1 N [pause=D] | extend c1 N by=D
 //	ack-up-to c1 N | take c1
@@ -361,7 +361,9 @@ func (s *script) attach(a *scriptArgs) {
 		c = scriptConsumer{consumerID(s.m.session)<<32 | n, queue}
 		s.consumers[name] = c
 	}
-	s.apply(attach{queue: queue, consumer: c.id, prefetch: int32(a.number("prefetch", 1))}.appendTo(nil, s.now))
+	s.apply(attach{
+		queue: queue, consumer: c.id, prefetch: int32(a.number("prefetch", 1)), priority: int32(a.number("priority", 0)),
+	}.appendTo(nil, s.now))
 }
 
 func (s *script) settle(a *scriptArgs) {

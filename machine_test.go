@@ -42,7 +42,7 @@ func (s *single) apply(cmd []byte) applied {
 func (s *single) consumer(n int) consumerID { return consumerID(s.m.session)<<32 | consumerID(n) }
 
 func (s *single) attach(n, prefetch int) applied {
-	return s.apply(attach{s.q.def.id, s.consumer(n), int32(prefetch)}.appendTo(nil, s.now))
+	return s.apply(attach{queue: s.q.def.id, consumer: s.consumer(n), prefetch: int32(prefetch)}.appendTo(nil, s.now))
 }
 
 func (s *single) enqueue(priority uint8) applied {
@@ -118,7 +118,7 @@ func TestMachineConsumerLimit(t *testing.T) {
 func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 	s := newSingle(t, Queue{})
 	good := [][]byte{
-		attach{s.q.def.id, s.consumer(1), 1}.appendTo(nil, s.now),
+		attach{s.q.def.id, s.consumer(1), 1, 2}.appendTo(nil, s.now),
 		detach{s.q.def.id, s.consumer(1), true}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, verdict: verdictNack, note: "note"}.appendTo(nil, s.now),
 		ackUpTo{s.q.def.id, s.consumer(1), 3}.appendTo(nil, s.now),
@@ -140,7 +140,9 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 		appendHeader(nil, 0, s.now),
 		appendHeader(nil, 14, s.now),
 		appendHeader(nil, cmdEnqueue, s.now),
-		attach{s.q.def.id, s.consumer(1), MaxPrefetch + 1}.appendTo(nil, s.now),
+		attach{s.q.def.id, s.consumer(1), MaxPrefetch + 1, 0}.appendTo(nil, s.now),
+		attach{s.q.def.id, s.consumer(1), 1, MaxConsumerPriority + 1}.appendTo(nil, s.now),
+		attach{s.q.def.id, s.consumer(1), 1, -MaxConsumerPriority - 1}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, slot: noSlot}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, verdict: verdictExtend + 1}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, verdict: verdictNack, pause: MaxDelay + 1}.appendTo(nil, s.now),

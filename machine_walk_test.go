@@ -230,6 +230,9 @@ func (w *walker) attach() {
 		w.ids++
 		c.consumer = consumerID(w.p.session)<<32 | consumerID(w.ids)
 	}
+	if w.one(3) {
+		c.priority = int32(w.rng.IntN(5) - 2)
+	}
 	at := w.at()
 	res := w.propose(at, c.appendTo(nil, at))
 	w.agree(res.answer.Code, w.p.attach(c, &w.want))

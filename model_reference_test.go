@@ -66,6 +66,7 @@ type refLoan struct {
 
 type refConsumer struct {
 	n, prefetch     int
+	priority        int
 	q               *refQueue
 	pull, auto      bool
 	tag, handed     uint64
@@ -358,7 +359,8 @@ func (r *reference) dispatch(q *refQueue) {
 			if c.outstandingLoan >= c.prefetch {
 				continue
 			}
-			if to == nil || c.outstandingLoan < to.outstandingLoan || c.outstandingLoan == to.outstandingLoan && c.turn < to.turn {
+			if to == nil || c.priority > to.priority || c.priority == to.priority &&
+				(c.outstandingLoan < to.outstandingLoan || c.outstandingLoan == to.outstandingLoan && c.turn < to.turn) {
 				to = c
 			}
 		}
@@ -490,9 +492,9 @@ func roundAgain(history []bourse.Death, queue string) bool {
 	return false
 }
 
-func (r *reference) attach(q *refQueue, prefetch int, pull, auto bool) *refConsumer {
+func (r *reference) attach(q *refQueue, prefetch, priority int, pull, auto bool) *refConsumer {
 	r.attached++
-	c := &refConsumer{n: r.attached, prefetch: prefetch, q: q, pull: pull, auto: auto, settled: map[uint64]bool{},
+	c := &refConsumer{n: r.attached, prefetch: prefetch, priority: priority, q: q, pull: pull, auto: auto, settled: map[uint64]bool{},
 		stale: map[uint64]bool{}}
 	r.consumers[c.n] = c
 	q.attached = append(q.attached, c)
@@ -500,15 +502,15 @@ func (r *reference) attach(q *refQueue, prefetch int, pull, auto bool) *refConsu
 	return c
 }
 
-func (r *reference) subscribe(queue string, prefetch int, auto bool) (int, error) {
+func (r *reference) subscribe(queue string, opts bourse.SubscribeOptions) (int, error) {
 	q := r.queue(queue)
 	if q == nil {
 		return 0, bourse.ErrNotFound
 	}
-	if prefetch == 0 {
-		prefetch = bourse.MaxPrefetch
+	if opts.Prefetch == 0 {
+		opts.Prefetch = bourse.MaxPrefetch
 	}
-	return r.attach(q, prefetch, false, auto).n, nil
+	return r.attach(q, opts.Prefetch, opts.Priority, false, opts.AutoAck).n, nil
 }
 
 func (r *reference) closeConsumer(n int) {
@@ -564,7 +566,7 @@ func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
 	}
 	i := slices.IndexFunc(q.attached, func(c *refConsumer) bool { return c.pull })
 	if i < 0 {
-		r.attach(q, 0, true, false)
+		r.attach(q, 0, 0, true, false)
 		i = len(q.attached) - 1
 	}
 	if len(q.ready) == 0 {

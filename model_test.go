@@ -284,9 +284,11 @@ func (s *sequence) publishBatch() {
 
 func (s *sequence) subscribe() {
 	name, prefetch := one(s.t, "queue", append([]string{bourse.ParkingQueue}, modelQueues...)), rapid.IntRange(0, 4).Draw(s.t, "prefetch")
-	opts := bourse.SubscribeOptions{Prefetch: prefetch, AutoAck: rapid.IntRange(0, 4).Draw(s.t, "auto") == 0}
+	opts := bourse.SubscribeOptions{
+		Prefetch: prefetch, Priority: one(s.t, "priority", []int{0, 0, 0, 1, -1}), AutoAck: rapid.IntRange(0, 4).Draw(s.t, "auto") == 0,
+	}
 	sub, err := s.b.Subscribe(ctx, name, opts)
-	n, want := s.ref.subscribe(name, prefetch, opts.AutoAck)
+	n, want := s.ref.subscribe(name, opts)
 	s.same(err, want, "subscribe to %s", name)
 	if err == nil {
 		s.subs[n] = sub

@@ -163,15 +163,15 @@ func (q *queue) deliverEffect(s slotID) effect {
 	}
 }
 
-// attach adds a consumer. Attaching one that is there already changes its prefetch.
+// attach adds a consumer. Attaching one that is there already changes its prefetch, and nothing else.
 // One without a prefetch only takes.
-func (q *queue) attach(id consumerID, prefetch int32) {
+func (q *queue) attach(id consumerID, prefetch, priority int32) {
 	if c := q.roster.find(id); c != nil {
 		c.prefetch = prefetch
 		q.roster.fix(c)
 		return
 	}
-	q.roster.attach(&consumer{id: id, prefetch: prefetch, pull: prefetch == 0})
+	q.roster.attach(&consumer{id: id, prefetch: prefetch, priority: priority, pull: prefetch == 0})
 }
 
 // detach removes a consumer. Its loans come back to their old places: without a failure if it left

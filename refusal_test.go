@@ -306,6 +306,15 @@ func TestRefusals(t *testing.T) {
 			return b.Work(ctx, "q", acks, bourse.WorkOptions{Prefetch: n})
 		}, "WorkOptions.Prefetch", fmt.Sprint(n))
 	}
+	for _, n := range []int{-1001, 1001, math.MaxInt32 + 1} {
+		row(fmt.Sprint("subscribe with priority ", n), invalid, func() error {
+			_, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{Priority: n})
+			return err
+		}, "SubscribeOptions.Priority", fmt.Sprint(n), "-1000 to 1000")
+		row(fmt.Sprint("work with priority ", n), invalid, func() error {
+			return b.Work(ctx, "q", acks, bourse.WorkOptions{Priority: n})
+		}, "WorkOptions.Priority", fmt.Sprint(n), "-1000 to 1000")
+	}
 	row("work with a negative timeout", invalid, func() error { return b.Work(ctx, "q", acks, bourse.WorkOptions{Timeout: -1}) },
 		"WorkOptions.Timeout")
 	row("work with a negative grace", invalid, func() error { return b.Work(ctx, "q", acks, bourse.WorkOptions{Grace: -1}) },

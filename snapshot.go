@@ -25,7 +25,7 @@ import (
 //	          ready     count, then by level and seq: entry
 //	          delayed   count, then by time: at, entry
 //	          dying     count, then by seq: entry, at, reason, note
-//	          consumers count, then by attachment: id, prefetch, pull, lastTag, turn
+//	          consumers count, then by attachment: id, prefetch, priority, pull, lastTag, turn
 //	          slots     length, count of loans in the order of their deadlines, those in the
 //	                    list first: slot, consumer's place, tag, deadline, extended, entry
 //	          free      slots, the top of the stack last
@@ -129,6 +129,7 @@ func (q *queue) view() queueView {
 	for _, c := range q.roster.all {
 		v.tail = wire.AppendUvarint(v.tail, uint64(c.id))
 		v.tail = wire.AppendUvarint(v.tail, uint64(c.prefetch))
+		v.tail = wire.AppendVarint(v.tail, int64(c.priority))
 		v.tail = wire.AppendBool(v.tail, c.pull)
 		v.tail = wire.AppendUvarint(v.tail, c.lastTag)
 		v.tail = wire.AppendUvarint(v.tail, c.turn)
@@ -353,7 +354,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 			last = d
 		}
 	}
-	consumers := r.Count(5)
+	consumers := r.Count(6)
 	if consumers > maxConsumers {
 		r.Fail()
 		return
@@ -361,6 +362,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 	for range consumers {
 		c := &consumer{id: consumerID(r.Uvarint())}
 		prefetch := decodeUint32(r)
+		c.priority = decodeConsumerPriority(r)
 		c.pull, c.lastTag, c.turn = r.Bool(), r.Uvarint(), r.Uvarint()
 		if prefetch > MaxPrefetch || q.roster.find(c.id) != nil {
 			r.Fail()

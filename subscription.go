@@ -12,11 +12,17 @@ import (
 	"time"
 )
 
+// MaxConsumerPriority is the highest SubscribeOptions.Priority; the lowest is as far below zero.
+const MaxConsumerPriority = 1000
+
 // SubscribeOptions are the choices of a consumer.
 type SubscribeOptions struct {
 	// Prefetch bounds the unacked deliveries of the subscription, those not yet taken by
 	// Next included. Default and maximum: MaxPrefetch.
 	Prefetch int
+	// Priority goes before load: while a subscription of a higher one has room below its prefetch, those of lower ones get
+	// nothing. From -MaxConsumerPriority to MaxConsumerPriority; default 0.
+	Priority int
 	// AutoAck settles each delivery when Next hands it over: who then fails, or crashes, has lost it. Not quite at most once:
 	// the ack is in the log with the next commit, and a crash, or a Close at that moment, may come before it. Then the
 	// message comes again, counted by a crash as a failure.
@@ -75,10 +81,14 @@ func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOpti
 		return nil, fmt.Errorf("broker: subscribe to %q: %w", queue,
 			&InvalidError{"SubscribeOptions.Prefetch", fmt.Sprintf("%d, must be 0 to %d", opts.Prefetch, MaxPrefetch)})
 	}
+	if opts.Priority < -MaxConsumerPriority || opts.Priority > MaxConsumerPriority {
+		return nil, fmt.Errorf("broker: subscribe to %q: %w", queue, invalid("SubscribeOptions.Priority",
+			"%d, must be %d to %d", opts.Priority, -MaxConsumerPriority, MaxConsumerPriority))
+	}
 	if opts.Prefetch == 0 {
 		opts.Prefetch = MaxPrefetch
 	}
-	s, err := b.attach(ctx, queue, int32(opts.Prefetch))
+	s, err := b.attach(ctx, queue, int32(opts.Prefetch), int32(opts.Priority))
 	if err != nil {
 		return nil, fmt.Errorf("broker: subscribe to %q: %w", queue, err)
 	}
@@ -87,7 +97,7 @@ func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOpti
 }
 
 // attach makes a subscription known here, then in the log: deliveries may come before the answer.
-func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Subscription, error) {
+func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority int32) (*Subscription, error) {
 	if err := b.open(); err != nil {
 		return nil, err
 	}
@@ -107,7 +117,7 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch int32) (*Sub
 	}
 	shard.register(s)
 	answer, err := shard.call(ctx, lazily, func(dst []byte, at instant) []byte {
-		return attach{queue: def.id, consumer: s.id, prefetch: prefetch}.appendTo(dst, at)
+		return attach{queue: def.id, consumer: s.id, prefetch: prefetch, priority: priority}.appendTo(dst, at)
 	})
 	if err == nil {
 		switch answer.Code {

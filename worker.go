@@ -20,6 +20,7 @@ type Handler func(ctx context.Context, d *Delivery) error
 type WorkOptions struct {
 	Concurrency int           // handlers at once; default 1, at most MaxPrefetch
 	Prefetch    int           // default twice Concurrency, at least Concurrency
+	Priority    int           // as SubscribeOptions.Priority
 	Timeout     time.Duration // for a handler, then its ctx ends; default and most: until the delivery's deadline
 	Grace       time.Duration // for handlers still running at the end, then their ctx ends; default 10 s
 	// AutoExtend extends what the Work holds, by Queue.AckDeadline each time that a third of it has passed: while it waits for
@@ -37,6 +38,8 @@ func (o WorkOptions) withDefaults() (WorkOptions, error) {
 		return o, invalid("WorkOptions.Concurrency", "%d, must be 0 to %d", o.Concurrency, MaxPrefetch)
 	case o.Prefetch < 0 || o.Prefetch > MaxPrefetch:
 		return o, invalid("WorkOptions.Prefetch", "%d, must be 0 to %d", o.Prefetch, MaxPrefetch)
+	case o.Priority < -MaxConsumerPriority || o.Priority > MaxConsumerPriority:
+		return o, invalid("WorkOptions.Priority", "%d, must be %d to %d", o.Priority, -MaxConsumerPriority, MaxConsumerPriority)
 	case o.Timeout < 0:
 		return o, invalid("WorkOptions.Timeout", "%v is negative", o.Timeout)
 	case o.Grace < 0:
@@ -107,7 +110,7 @@ func (b *Broker) Work(ctx context.Context, queue string, h Handler, opts WorkOpt
 		return fmt.Errorf("broker: work on %q: %w", queue, ErrClosed)
 	}
 	defer b.workEnds()
-	sub, err := b.Subscribe(ctx, queue, SubscribeOptions{Prefetch: opts.Prefetch})
+	sub, err := b.Subscribe(ctx, queue, SubscribeOptions{Prefetch: opts.Prefetch, Priority: opts.Priority})
 	if err != nil {
 		return err
 	}
