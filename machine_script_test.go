@@ -22,10 +22,11 @@ import (
 // nothing but when it asks to be woken.
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
+//	      [ttl=D|none]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
-//	enqueue m1 q[,q2] [priority=N]
+//	enqueue m1 q[,q2] [priority=N] [ttl=D|none] [delay=D]     none: NoWait
 //	ack c1 N | nack c1 N [pause=D] [note=WORD] | reject c1 N [note=WORD] | release c1 N [pause=D] | extend c1 N by=D
 //	ack-up-to c1 N | take c1
 //	tick [+D] | at +D                 move the clock, with a command or without
@@ -349,8 +350,17 @@ func (s *script) definition(a *scriptArgs) Queue {
 		}
 	}
 	def.Retry.Factor, def.Retry.Jitter = a.share("factor"), a.share("jitter")
+	def.TTL = a.ttl()
 	def.DeadLetter = DeadLetter{Exchange: a.value["dead"], Discard: a.has("discard")}
 	return def
+}
+
+// ttl is the value of ttl.
+func (a *scriptArgs) ttl() time.Duration {
+	if a.value["ttl"] == "none" {
+		return NoWait
+	}
+	return a.duration("ttl", 0)
 }
 
 func (s *script) attach(a *scriptArgs) {
@@ -397,7 +407,11 @@ func (s *script) take(a *scriptArgs) {
 
 // message ends a command with a message and names it.
 func (s *script) message(a *scriptArgs, cmd []byte, targets int) {
-	cmd = appendMessage(cmd, &Message{Priority: uint8(a.number("priority", 0)), Body: []byte(a.word(1))}, messageID{}, nil)
+	m := Message{Priority: uint8(a.number("priority", 0)), TTL: a.ttl(), Body: []byte(a.word(1))}
+	if d := a.duration("delay", 0); d > 0 {
+		m.DeliverAt = time.Unix(0, int64(s.now)).Add(d)
+	}
+	cmd = appendMessage(cmd, &m, messageID{}, nil)
 	s.messages[s.ref+1] = a.word(1)
 	if res := s.apply(cmd); res.kept != targets && res.kept > 0 {
 		s.say("kept %d of %d", res.kept, targets)
@@ -543,6 +557,9 @@ func (s *script) show(q *queue) {
 	c := q.count
 	s.say("enqueued %d delivered %d acked %d failed %d released %d timed-out %d dead %d discarded %d moved %d purged %d",
 		c.Enqueued, c.Delivered, c.Acked, c.Failed, c.Released, c.TimedOut, c.Dead, c.Discarded, c.Moved, c.Purged)
+	if c.Expired > 0 {
+		s.say("expired %d", c.Expired)
+	}
 }
 
 func (s *script) level(text string) int {

@@ -187,6 +187,9 @@ func TestRefusals(t *testing.T) {
 	} {
 		declare("backoff, "+c.name, invalid, queue(func(q *bourse.Queue) { q.Retry = c.retry }), c.field)
 	}
+	for _, d := range []time.Duration{bourse.NoWait - 1, bourse.MaxDelay + 1} {
+		declare(fmt.Sprint("ttl ", d), invalid, queue(func(q *bourse.Queue) { q.TTL = d }), "Queue.TTL", d.String())
+	}
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {
 		declare(fmt.Sprint("deadline ", d), invalid, queue(func(q *bourse.Queue) { q.AckDeadline = d }), "Queue.AckDeadline", d.String())
 	}
@@ -246,6 +249,7 @@ func TestRefusals(t *testing.T) {
 	redeclare("Retry.Factor", func(d *bourse.Queue) { d.Retry.Factor = 1.5 })
 	redeclare("Retry.Jitter", func(d *bourse.Queue) { d.Retry.Jitter = 0.1 })
 	redeclare("Retry.Pauses", func(d *bourse.Queue) { d.Retry = bourse.Backoff{Pauses: []time.Duration{1, 2}} })
+	redeclare("TTL", func(d *bourse.Queue) { d.TTL = time.Minute })
 	redeclare("AckDeadline", func(d *bourse.Queue) { d.AckDeadline = 0 })
 	redeclare("DeadLetter.Exchange", func(d *bourse.Queue) { d.DeadLetter.Exchange = "direct" })
 	redeclare("DeadLetter.Discard", func(d *bourse.Queue) { d.DeadLetter.Discard = true })
