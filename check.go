@@ -59,7 +59,7 @@ func (q *queue) checkExpiry(once map[uint64]bool, extras int) {
 
 func (q *queue) check() {
 	held := uint64(q.size())
-	gone := q.count.Acked + q.count.Discarded + q.count.Moved + q.count.Purged
+	gone := q.count.Acked + q.count.Discarded + q.count.Moved + q.count.Purged + q.count.Cancelled + q.count.Replayed
 	invariant.Check(q.count.Enqueued == held+gone, "queue 1: %d arrived, %d held, %d gone", q.count.Enqueued, held, gone)
 	bytes := q.ready.bytes + q.ledger.bytes + q.delayedBytes + q.dyingBytes
 	invariant.Check(q.count.bytesIn == uint64(bytes)+q.count.bytesGone, "queue 1: %d bytes arrived, %d held, %d gone",

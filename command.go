@@ -31,6 +31,7 @@ const (
 	cmdMove      commandKind = 11 // a dying message into its dead-letter queues
 	cmdForwarded commandKind = 12 // a dying message is safe in other shards
 	cmdPurge     commandKind = 13 // drop what is ready or delayed
+	cmdAmend     commandKind = 14 // cancel, promote, edit or replay one message, or change its priority
 )
 
 const commandHeader = 1 + 8
@@ -255,13 +256,15 @@ func appendPurge(dst []byte, at instant, queue queueID) []byte {
 
 // Answer codes. A command whose answer is a number adds it to answerNumber.
 const (
-	answerOK      uint64 = iota
-	answerGone           // the queue does not exist any more
-	answerStale          // no such loan
-	answerEmpty          // nothing is ready
-	answerError          // Data is an error, see appendError
-	answerTooMany        // a limit on consumers is reached
-	answerNumber  uint64 = 1 << 32
+	answerOK         uint64 = iota
+	answerGone              // the queue does not exist any more
+	answerStale             // no such loan
+	answerEmpty             // nothing is ready
+	answerError             // Data is an error, see appendError
+	answerTooMany           // a limit on consumers is reached
+	answerAbsent            // the queue does not hold the message
+	answerNotWaiting        // the message is on loan or dying
+	answerNumber     uint64 = 1 << 32
 )
 
 // effectKind is one of a closed set of orders to the outside. All may repeat.

@@ -66,6 +66,18 @@ func TestCommandRoundTrip(t *testing.T) {
 		require.Equal(t, k, decodeTake(&r))
 		require.NoError(t, r.Done())
 
+		n := amend{
+			queue: queue, what: amendment(rapid.IntRange(1, int(amendReplay)).Draw(t, "what")),
+			priority: rapid.Byte().Draw(t, "priority"), ref: Ref(rapid.Uint64().Draw(t, "ref")),
+			place: place{
+				seq: rapid.Uint64().Draw(t, "seq"), at: instant(rapid.Int64().Draw(t, "until")), slot: s.slot,
+				state: State(rapid.IntRange(0, int(StateDying)).Draw(t, "state")), level: rapid.Byte().Draw(t, "level"),
+			},
+		}
+		r = header(t, n.appendTo(nil, at), cmdAmend, at)
+		require.Equal(t, n, decodeAmend(&r))
+		require.NoError(t, r.Done())
+
 		limits := topologyLimits{
 			queues: rapid.IntRange(0, MaxQueues).Draw(t, "queues"), exchanges: rapid.IntRange(0, MaxExchanges).Draw(t, "exchanges"),
 			bindings: rapid.IntRange(0, MaxBindings).Draw(t, "bindings"),
@@ -94,15 +106,19 @@ func TestCommandRoundTrip(t *testing.T) {
 
 // The numbers of kinds and answers are part of the format.
 func TestCommandNumbers(t *testing.T) {
-	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, []commandKind{
+	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, []commandKind{
 		cmdEnqueue, cmdAttach, cmdDetach, cmdSettle, cmdAckUpTo, cmdTake, cmdTick, cmdOpen, cmdDeclare, cmdRemove, cmdMove,
-		cmdForwarded, cmdPurge,
+		cmdForwarded, cmdPurge, cmdAmend,
 	})
 	require.Equal(t, []verdict{0, 1, 2, 3, 4}, []verdict{verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend})
-	require.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 1 << 32}, []uint64{
-		answerOK, answerGone, answerStale, answerEmpty, answerError, answerTooMany, answerNumber,
+	require.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 6, 7, 1 << 32}, []uint64{
+		answerOK, answerGone, answerStale, answerEmpty, answerError, answerTooMany, answerAbsent, answerNotWaiting, answerNumber,
 	})
 	require.Equal(t, []deathReason{1, 2}, []deathReason{deadRejected, deadLimit})
+	require.Equal(t, []amendment{1, 2, 3, 4, 5, 6}, []amendment{
+		amendCancel, amendPromote, amendPriority, amendReplayed, amendEdit, amendReplay,
+	})
+	require.Equal(t, []State{1, 2, 3, 4}, []State{StateReady, StateDelayed, StateUnacked, StateDying})
 	// One command whose bytes are known: a change here is a change of the format.
 	require.Equal(t,
 		[]byte{4, 8, 7, 6, 5, 4, 3, 2, 1, 2, 0x81, 0x80, 0x80, 0x80, 0x10, 3, 5, 1, 1, 2, 'n', 'o'},

@@ -153,7 +153,7 @@ func decodeEnvelope(r *wire.Reader) (m envelope) {
 	return m
 }
 
-// envelopeOf finds the message in a command that holds one: an enqueue or a move.
+// envelopeOf finds the message in a command that holds one: an enqueue, a move, an edit or a replay.
 func envelopeOf(cmd []byte) (envelope, error) {
 	r := wire.NewReader(cmd)
 	kind := commandKind(r.Byte())
@@ -164,6 +164,10 @@ func envelopeOf(cmd []byte) (envelope, error) {
 	case cmdMove:
 		r.Uvarint()
 		r.Uvarint()
+	case cmdAmend:
+		if c := decodeAmend(&r); !c.what.hasMessage() {
+			r.Fail()
+		}
 	case cmdEnqueue:
 	default:
 		r.Fail()

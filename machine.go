@@ -149,6 +149,8 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		if q := m.at(id); q != nil {
 			_, out = q.moved(seq, out)
 		}
+	case cmdAmend:
+		res, out = m.amend(ref, len(cmd), &r, out)
 	case cmdPurge:
 		id := queueID(r.Uvarint())
 		mustDecode(kind, r.Done())

@@ -71,7 +71,7 @@ func (p *interpreter) command() []byte {
 	if kind >= 240 {
 		p.now -= instant(time.Second) // a clock that lags
 	}
-	switch kind % 20 {
+	switch kind % 22 {
 	case 0, 1, 2, 3:
 		cmd := appendTargets(appendHeader(nil, cmdEnqueue, p.now), []queueID{p.queue()})
 		return appendMessage(cmd, &Message{Priority: uint8(p.byte())}, messageID{}, nil)
@@ -104,6 +104,8 @@ func (p *interpreter) command() []byte {
 		return appendRemove(nil, p.now, removeOnly(p.byte()%4), []Declaration{Queue{Name: fmt.Sprintf("q%d", p.byte()%3)}})
 	case 18:
 		return appendPurge(nil, p.now, p.queue())
+	case 19, 20:
+		return p.amend()
 	}
 	source, seq := p.queue(), uint64(p.byte())
 	if len(p.dying) > 0 {
@@ -115,6 +117,28 @@ func (p *interpreter) command() []byte {
 	}
 	cmd := appendTargets(appendMove(nil, p.now, source, seq), []queueID{p.queue()})
 	return appendMessage(cmd, &Message{}, messageID{}, nil)
+}
+
+// amend is of a message that is there, mostly.
+func (p *interpreter) amend() []byte {
+	c := amend{queue: p.queue(), what: amendment(1 + p.byte()%int(amendReplay)), priority: uint8(p.byte())}
+	if q := p.m.queues[c.queue]; q != nil {
+		seen, _ := q.look(firstPlace(State(1+p.byte()%4)), 255, 1+p.byte()%8, nil)
+		if n := len(seen); n > 0 {
+			c.place, c.ref = seen[n-1].place, seen[n-1].entry.ref
+		}
+	}
+	if p.byte()%4 == 0 {
+		c.place = place{seq: c.place.seq, state: State(p.byte() % 5), level: uint8(p.byte())}
+	}
+	cmd := c.appendTo(nil, p.now)
+	switch c.what {
+	case amendEdit:
+		return appendMessage(appendTargets(cmd, nil), &Message{}, messageID{}, nil)
+	case amendReplay:
+		return appendMessage(appendTargets(cmd, []queueID{p.queue()}), &Message{Priority: uint8(p.byte())}, messageID{}, nil)
+	}
+	return cmd
 }
 
 // run applies what the input means and returns the log.
@@ -232,6 +256,7 @@ func FuzzSnapshot(f *testing.F) {
 func FuzzEnvelope(f *testing.F) {
 	targets := appendTargets(appendHeader(nil, cmdEnqueue, 1), []queueID{1, 2})
 	f.Add(appendMessage(targets[:len(targets):len(targets)], &Message{Body: []byte("body")}, messageID{1, 2}, nil))
+	f.Add(appendMessage(appendTargets(amend{what: amendEdit}.appendTo(nil, 1), nil), &Message{Body: []byte("new")}, messageID{3, 4}, nil))
 	f.Add(appendMessage(appendTargets(appendMove(nil, 1, 2, 3), []queueID{1}), &Message{
 		ID: "id", Exchange: "ex", RoutingKey: "key", Priority: 3, Headers: map[string]any{"a": "b", "n": 1}, Timestamp: time.Unix(5, 0),
 	}, messageID{}, history("q/rejected r/cycle*3")))
@@ -301,6 +326,7 @@ func FuzzAnswerError(f *testing.F) {
 func FuzzCommandDecode(f *testing.F) {
 	f.Add(attach{1, 2, 3, -4}.appendTo(nil, 4))
 	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note"}.appendTo(nil, 5))
+	f.Add(amend{1, place{2, 3, 4, StateDelayed, 5}, amendPriority, 6, 7}.appendTo(nil, 8))
 	f.Add(appendDeclare(nil, 1, topologyLimits{}, []Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		for _, decode := range []func(r *wire.Reader) []byte{
@@ -309,6 +335,7 @@ func FuzzCommandDecode(f *testing.F) {
 			func(r *wire.Reader) []byte { return decodeSettle(r).appendTo(nil, 0)[commandHeader:] },
 			func(r *wire.Reader) []byte { return decodeAckUpTo(r).appendTo(nil, 0)[commandHeader:] },
 			func(r *wire.Reader) []byte { return decodeTake(r).appendTo(nil, 0)[commandHeader:] },
+			func(r *wire.Reader) []byte { return decodeAmend(r).appendTo(nil, 0)[commandHeader:] },
 			func(r *wire.Reader) []byte { return appendDeclarations(nil, decodeDeclarations(r)) },
 			func(r *wire.Reader) []byte { decodeLimits(r); return nil },
 		} {

@@ -45,6 +45,9 @@ func TestMachineModel(t *testing.T) {
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
 			"delays": total.delays, "expired messages": total.expired,
+			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
+			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
+			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
 		} {
 			if n < 100 {
 				t.Errorf("the walk is too tame: only %d %s", n, name)
@@ -58,6 +61,7 @@ type walkCount struct {
 	walks, commands, snapshots, checks                         int
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
 	sessions, delays, expired                                  int
+	amended                                                    [amendReplay + 1]int
 }
 
 func (c *walkCount) add(o walkCount) {
@@ -75,6 +79,9 @@ func (c *walkCount) add(o walkCount) {
 	c.sessions += o.sessions
 	c.delays += o.delays
 	c.expired += o.expired
+	for i, n := range o.amended {
+		c.amended[i] += n
+	}
 }
 
 // walker takes one machine and one model through a walk.

@@ -604,6 +604,73 @@ func (p *plainMachine) purge(id queueID, r *report) uint64 {
 	return answerNumber + n
 }
 
+func (p *plainMachine) amend(c amend, ref Ref, size uint32, msg Message, targets []queueID, r *report) (uint64, int) {
+	q := p.queue(c.queue)
+	if q == nil {
+		return answerGone, 0
+	}
+	q.due(r)
+	code, kept := q.amend(p, c, ref, size, msg, targets, r)
+	q.settled(r)
+	return code, kept
+}
+
+func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg Message, targets []queueID, r *report) (uint64, int) {
+	m := q.message(c.place.seq)
+	if m == nil {
+		return answerAbsent, 0
+	}
+	if c.what == amendCancel || c.what == amendReplayed && m.state != plainDying {
+		switch {
+		case c.what == amendReplayed:
+			q.count.Replayed++
+		case m.state == plainDying:
+			q.count.Discarded++
+		default:
+			q.count.Cancelled++
+		}
+		if m.state == plainLent {
+			r.withdrawn = append(r.withdrawn, plainTag{q.id, m.holder.id, m.tag})
+		}
+		q.remove(m, r)
+		return answerOK, 0
+	}
+	if m.state == plainLent || m.state == plainDying {
+		return answerNotWaiting, 0
+	}
+	if (c.what == amendEdit || c.what == amendReplay) && c.ref != m.ref {
+		return answerStale, 0
+	}
+	switch c.what {
+	case amendPromote:
+		if m.state == plainDelayed {
+			m.state = plainReady
+			if life, mortal := q.life(m); m.since > q.now || mortal && life == 0 && m.deliveries == 0 && m.since > m.arrived {
+				m.since = q.now
+			}
+		}
+	case amendPriority:
+		m.level = min(int(c.priority), q.def.Priorities-1)
+	case amendEdit:
+		r.freed = append(r.freed, m.ref)
+		m.ref, m.size = ref, size
+		return answerOK, 1
+	case amendReplay:
+		// It leaves first; nobody can be served meanwhile.
+		q.messages = slices.DeleteFunc(q.messages, func(o *plainMessage) bool { return o == m })
+		code, kept := p.enqueue(ref, size, msg, targets, r)
+		if kept == 0 {
+			q.messages = append(q.messages, m)
+			slices.SortFunc(q.messages, func(a, b *plainMessage) int { return cmp.Compare(a.seq, b.seq) })
+			return code, 0
+		}
+		q.count.Replayed++
+		r.freed = append(r.freed, m.ref)
+		return code, kept
+	}
+	return answerOK, 0
+}
+
 // declare returns the error that it must match, nil if it is accepted. def has its defaults.
 func (p *plainMachine) declare(def Queue, r *report) error {
 	if have := p.named(def.Name); have != nil {

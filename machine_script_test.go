@@ -31,6 +31,7 @@ import (
 //	ack-up-to c1 N | take c1
 //	tick [+D] | at +D                 move the clock, with a command or without
 //	purge q | move m1 q TARGET[,TARGET] | forwarded m1 q
+//	cancel m1 q | promote m1 q | priority m1 q N | edit m1 q as=m2 [read=m3] | replay m1 q TARGET [priority=N] | replayed m1 q
 //	snapshot                          go on with a machine that was decoded, and leads
 //	show q                            what the queue holds
 //
@@ -236,15 +237,17 @@ func (s *script) consumerName(id consumerID) string {
 
 // seq is that of the message by that name in a queue; one that is not there has seq 0.
 func (s *script) seq(name string, id queueID) uint64 {
-	q := s.m.queues[id]
-	found := uint64(0)
-	look := func(e entry) {
-		if s.messages[e.ref] == name {
-			found = e.seq
+	return s.entry(name, id).seq
+}
+
+func (s *script) entry(name string, id queueID) (found entry) {
+	if q := s.m.queues[id]; q != nil {
+		seen, _ := q.look(firstPlace(StateReady), 255, q.size()+1, nil)
+		for i := range seen {
+			if s.messages[seen[i].entry.ref] == name {
+				found = seen[i].entry
+			}
 		}
-	}
-	if q != nil && q.dying != nil {
-		q.dying.Ascend(func(d dying) bool { look(d.entry); return true })
 	}
 	return found
 }
@@ -305,6 +308,8 @@ func (s *script) command(words []string) {
 		s.apply(ackUpTo{queue: c.queue, consumer: c.id, tag: uint64(s.atoi(a.word(2)))}.appendTo(nil, s.now))
 	case "take":
 		s.take(a)
+	case "cancel", "promote", "priority", "edit", "replay", "replayed":
+		s.amend(a)
 	case "purge":
 		s.apply(appendPurge(nil, s.now, s.queue(a.word(1))))
 	case "snapshot":
@@ -405,6 +410,37 @@ func (s *script) take(a *scriptArgs) {
 	}
 }
 
+func (s *script) amend(a *scriptArgs) {
+	id := s.queue(a.word(2))
+	e := s.entry(a.word(1), id)
+	c := amend{queue: id, place: place{seq: e.seq}, ref: e.ref}
+	for ref, name := range s.messages {
+		if name == a.value["read"] {
+			c.ref = ref
+		}
+	}
+	switch a.words[0] {
+	case "cancel":
+		c.what = amendCancel
+	case "promote":
+		c.what = amendPromote
+	case "priority":
+		c.what, c.priority = amendPriority, uint8(s.atoi(a.word(3)))
+	case "replayed":
+		c.what = amendReplayed
+	case "edit":
+		c.what = amendEdit
+		a.words[1] = a.value["as"]
+		s.message(a, appendTargets(c.appendTo(nil, s.now), nil), 1)
+		return
+	case "replay":
+		c.what = amendReplay
+		s.message(a, appendTargets(c.appendTo(nil, s.now), s.queues(a.word(3))), 1)
+		return
+	}
+	s.apply(c.appendTo(nil, s.now))
+}
+
 // message ends a command with a message and names it.
 func (s *script) message(a *scriptArgs, cmd []byte, targets int) {
 	m := Message{Priority: uint8(a.number("priority", 0)), TTL: a.ttl(), Body: []byte(a.word(1))}
@@ -435,6 +471,10 @@ func (s *script) apply(cmd []byte) applied {
 		s.say("empty")
 	case code == answerTooMany:
 		s.say("too many")
+	case code == answerAbsent:
+		s.say("absent")
+	case code == answerNotWaiting:
+		s.say("not waiting")
 	case code >= answerNumber:
 		s.say("%d", code-answerNumber)
 	default:
@@ -559,6 +599,9 @@ func (s *script) show(q *queue) {
 		c.Enqueued, c.Delivered, c.Acked, c.Failed, c.Released, c.TimedOut, c.Dead, c.Discarded, c.Moved, c.Purged)
 	if c.Expired > 0 {
 		s.say("expired %d", c.Expired)
+	}
+	if c.Cancelled+c.Replayed > 0 {
+		s.say("cancelled %d replayed %d", c.Cancelled, c.Replayed)
 	}
 }
 

@@ -1,6 +1,7 @@
 package bourse
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -39,8 +40,10 @@ func (w *walker) step() {
 		w.ackUpTo()
 	case k < 178:
 		w.tick()
-	case k < 180:
+	case k < 179:
 		w.purge()
+	case k < 186:
+		w.amend()
 	case k < 192:
 		w.move()
 	case k < 194:
@@ -293,6 +296,106 @@ func (w *walker) purge() {
 	w.agree(res.answer.Code, w.p.purge(id, &w.want))
 }
 
+// amend names a message in any state, with its place, an old one or none, and now and then one that is not there.
+func (w *walker) amend() {
+	q := w.queue()
+	c := amend{queue: q.id, what: amendment(1 + w.rng.IntN(int(amendReplay))), priority: w.priority()}
+	m := &plainMessage{seq: uint64(w.rng.IntN(int(q.nextSeq) + 1))}
+	if n := len(q.messages); n > 0 && !w.one(10) {
+		m = q.messages[w.rng.IntN(n)]
+	}
+	c.place, c.ref = place{seq: m.seq}, m.ref
+	switch w.rng.IntN(3) {
+	case 0:
+		c.place = w.placeOf(m)
+	case 1:
+		c.place = w.placeOf(&plainMessage{
+			seq: m.seq, at: m.at, slot: m.slot, level: w.rng.IntN(256), state: plainState(w.rng.IntN(4)),
+		})
+	}
+	if w.one(20) {
+		c.queue = w.queueID()
+	}
+	if w.one(20) {
+		c.ref++
+	}
+	at, targets, msg := w.at(), []queueID(nil), Message{}
+	cmd := c.appendTo(nil, at)
+	if c.what.hasMessage() {
+		if msg = w.message(); c.what == amendReplay {
+			targets = w.targets()[:1]
+		}
+		cmd = appendMessage(appendTargets(cmd, targets), &msg, messageID{}, nil)
+	}
+	res := w.propose(at, cmd)
+	code, kept := w.p.amend(c, w.ref, uint32(len(cmd)), msg, targets, &w.want)
+	w.same("kept", res.kept, kept)
+	if code == answerOK {
+		w.count.amended[c.what]++
+	}
+	w.agree(res.answer.Code, code)
+	w.look()
+}
+
+// placeOf is where the machine should have m.
+func (w *walker) placeOf(m *plainMessage) place {
+	p := place{seq: m.seq}
+	switch m.state {
+	case plainReady:
+		p.state, p.level = StateReady, uint8(m.level)
+	case plainDelayed:
+		p.state, p.at = StateDelayed, m.at
+	case plainLent:
+		p.state, p.slot = StateUnacked, m.slot
+	case plainDying:
+		p.state = StateDying
+	}
+	return p
+}
+
+// look goes over a queue page by page and compares what it sees with what there is, in order.
+func (w *walker) look() {
+	w.t.Helper()
+	p := w.queue()
+	q := w.m.queues[p.id]
+	states := uint8(w.rng.IntN(16)) << StateReady
+	var want []place
+	for _, m := range p.messages {
+		if at := w.placeOf(m); states&(1<<at.state) != 0 {
+			want = append(want, at)
+		}
+	}
+	slices.SortFunc(want, func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.state, b.state), cmp.Compare(b.level, a.level), cmp.Compare(a.at, b.at),
+			cmp.Compare(a.slot, b.slot), cmp.Compare(a.seq, b.seq))
+	})
+	var got []place
+	page := 1 + w.rng.IntN(5)
+	if w.deep {
+		page *= 40
+	}
+	for after := firstPlace(StateReady); after.state <= StateDying; {
+		var seen []sight
+		seen, after = q.look(after, states, page, nil)
+		if len(seen) > page {
+			w.t.Fatalf("a page of %d holds %d", page, len(seen))
+		}
+		for i := range seen {
+			at, e, ok := q.locate(seen[i].place)
+			if !ok || at != seen[i].place || e != seen[i].entry {
+				w.t.Fatalf("%+v is at %+v", seen[i], at)
+			}
+			if at, _, ok := q.locate(place{seq: e.seq}); !ok || at != seen[i].place {
+				w.t.Fatalf("%+v is found at %+v", seen[i], at)
+			}
+			got = append(got, at)
+		}
+	}
+	if !slices.Equal(got, want) {
+		w.t.Fatalf("looking at queue %d, states %b: %+v, want %+v", p.id, states, got, want)
+	}
+}
+
 // dying is a message that waits to be moved, or any number.
 func (w *walker) dying() (queueID, uint64) {
 	q := w.queue()
@@ -434,6 +537,8 @@ func describeCommand(cmd []byte) string {
 		what = decodeAckUpTo(&r)
 	case cmdTake:
 		what = decodeTake(&r)
+	case cmdAmend:
+		what = decodeAmend(&r)
 	case cmdTick:
 		what = "tick"
 	case cmdOpen:

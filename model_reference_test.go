@@ -650,6 +650,7 @@ func (r *reference) purge(queue string) (int, error) {
 	}
 	n := len(q.ready) + len(q.delayed)
 	q.ready, q.delayed = nil, nil
+	q.count.Purged += uint64(n)
 	return n, nil
 }
 

@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"cmp"
+	"math"
 	"math/bits"
 	"slices"
 
@@ -156,6 +157,17 @@ func (r *readySet) top() int {
 	panic("bourse: top of an empty ready set")
 }
 
+// occupiedFrom is the highest level that is not empty, from level downwards; -1 if there is none.
+func (r *readySet) occupiedFrom(level int) int {
+	for ; level >= 0; level-- {
+		if w := r.occupied[level/64] << (63 - level%64); w != 0 {
+			return level - bits.LeadingZeros64(w)
+		}
+		level &^= 63 // the rest of this word is empty
+	}
+	return -1
+}
+
 // pop takes the next message: the first of the highest level. The set must not be empty.
 func (r *readySet) pop() entry {
 	l := &r.lines[r.top()]
@@ -227,6 +239,30 @@ func (l *line) search(seq uint64) (n, i int, found bool) {
 		return cmp.Compare(e.seq, seq)
 	})
 	return n, b.first + i, found
+}
+
+// from calls yield with the messages of l from seq on, in order, until it returns false.
+func (l *line) from(seq uint64, yield func(entry) bool) {
+	n, i, _ := l.search(seq)
+	more := true
+	upTo := func(end uint64) { // what is in the blocks and before end
+		for more && n < len(l.row) && l.row[n].entries[i].seq < end {
+			more = yield(l.row[n].entries[i])
+			if i++; i == l.row[n].last {
+				if n++; n < len(l.row) {
+					i = l.row[n].first
+				}
+			}
+		}
+	}
+	if l.returned != nil {
+		l.returned.AscendGreaterOrEqual(entry{seq: seq}, func(e entry) bool {
+			upTo(e.seq)
+			more = more && yield(e)
+			return more
+		})
+	}
+	upTo(math.MaxUint64)
 }
 
 // remove takes the message seq out of a level, wherever it stands there. False: it is not there. The cost is that of find, and

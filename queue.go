@@ -53,11 +53,13 @@ type counters struct {
 	TimedOut  uint64 // those of Failed whose deadline passed
 	Dead      uint64 // messages that died
 	Expired   uint64 // those of Dead that waited too long
-	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, or expired without a dead-letter exchange
+	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, by Cancel, or expired without a dead-letter exchange
 	Moved     uint64 // those of Dead that are in their dead-letter queues
 	Purged    uint64 // messages removed by Purge
+	Cancelled uint64 // messages removed by Cancel, but for the dying
+	Replayed  uint64 // messages that went back to the queue they had died in
 	bytesIn   uint64 // of Enqueued
-	bytesGone uint64 // of Acked, Discarded, Moved and Purged
+	bytesGone uint64 // of all messages that are gone
 }
 
 // delayed is a message that is not ready before at.

@@ -248,7 +248,7 @@ func (q *queue) appendLoans(dst []byte) []byte {
 func (c *counters) list() []*uint64 {
 	return []*uint64{
 		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Expired, &c.Discarded,
-		&c.Moved, &c.Purged, &c.bytesIn, &c.bytesGone,
+		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.bytesIn, &c.bytesGone,
 	}
 }
 

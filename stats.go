@@ -44,7 +44,10 @@ type QueueStats struct {
 	TimedOut  uint64 // those of Failed whose deadline passed
 	Dead      uint64 // messages that died
 	Expired   uint64 // those of Dead that waited too long
-	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, or expired without a dead-letter exchange
+	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, by Cancel, or expired without a dead-letter exchange
+	Purged    uint64 // messages that Purge removed
+	Cancelled uint64 // messages that Cancel removed, but for the dying
+	Replayed  uint64 // messages that Replay took back to the queue they had died in
 }
 
 // Stats returns a picture of the broker. It stops the application of commands for a moment, so call it every few
@@ -97,6 +100,7 @@ func (q *queue) stats(now instant) QueueStats {
 		Enqueued:  q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,
 		Expired: q.count.Expired, Discarded: q.count.Discarded,
+		Purged: q.count.Purged, Cancelled: q.count.Cancelled, Replayed: q.count.Replayed,
 	}
 	if q.ready.n > 0 {
 		s.Oldest = max(0, time.Duration(now-q.ready.first().arrived))

@@ -47,6 +47,8 @@ var pureFiles = []string{
 	"ledger.go",
 	"command.go",
 	"machine.go",
+	"place.go",
+	"amend.go",
 	"snapshot.go",
 	"check.go",
 }
