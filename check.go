@@ -69,7 +69,9 @@ func (q *queue) check() {
 
 	seen := make(map[uint64]bool, q.size())
 	extras := 0
+	alive := make(map[uint64]bool)
 	once := func(e entry, dead bool) {
+		alive[e.seq] = !dead
 		if e.extra {
 			extras++
 		}
@@ -95,6 +97,7 @@ func (q *queue) check() {
 		invariant.Check(bytes == q.dyingBytes, "queue 1: dying bytes")
 	}
 	q.checkExpiry(seen, extras)
+	q.checkIDs(alive)
 }
 
 func (r *readySet) check(once func(entry, bool)) {
@@ -181,4 +184,39 @@ func (r *roster) check() {
 	for i := 1; i < len(r.eligible); i++ {
 		invariant.Check(!r.before(i, (i-1)/2), "roster 3: element %d is before its parent", i)
 	}
+}
+
+// checkIDs tests the invariants of the ids that q remembers. alive are the messages that it holds, the dying aside.
+func (q *queue) checkIDs(alive map[uint64]bool) {
+	q.ids.check()
+	d := &q.def.Dedup
+	invariant.Check(q.ids.len() <= d.MaxIDs, "queue 9: %d ids, the limit is %d", q.ids.len(), d.MaxIDs)
+	if d.UntilDone && q.ids.inOrder != nil {
+		q.ids.inOrder.Ascend(func(id remembered) bool {
+			invariant.Check(alive[id.seq], "queue 10: an id of message %d, which is done", id.seq)
+			return true
+		})
+	}
+	if d.OnDuplicate != IgnoreDuplicate && q.delayed != nil {
+		q.delayed.Ascend(func(m delayed) bool {
+			id, ok := q.ids.at(m.seq)
+			invariant.Check(!ok || id.rests == m.at, "queue 11: message %d is ready at %d, its id says %d", m.seq, m.at, id.rests)
+			return true
+		})
+	}
+}
+
+func (x *idIndex) check() {
+	invariant.Check(treeLen(x.byKey) == treeLen(x.inOrder), "ids 1: %d by key, %d in order", treeLen(x.byKey), treeLen(x.inOrder))
+	if x.inOrder == nil {
+		return
+	}
+	last := instant(0)
+	x.inOrder.Ascend(func(id remembered) bool {
+		k, ok := x.byKey.Get(keyed{key: id.key})
+		invariant.Check(ok && k.seq == id.seq, "ids 1: id %d is not found by its key", id.seq)
+		invariant.Check(id.until >= last, "ids 2: id %d expires before the one before it", id.seq)
+		last = id.until
+		return true
+	})
 }

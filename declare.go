@@ -131,6 +131,8 @@ type Queue struct {
 	TTL time.Duration
 	// DeadLetter says where the dead go. Default: to ParkingQueue.
 	DeadLetter DeadLetter
+	// Dedup says which publishes are repetitions. Default: none.
+	Dedup Dedup
 }
 
 // DeadLetter says what happens to a message that was rejected or failed once too often.
@@ -241,6 +243,9 @@ func (d Queue) validateSettings() *InvalidError {
 	if err := d.Retry.validate(); err != nil {
 		return err
 	}
+	if err := d.Dedup.validate(); err != nil {
+		return err
+	}
 	return validateKey("Queue.DeadLetter.RoutingKey", d.DeadLetter.RoutingKey)
 }
 
@@ -342,6 +347,7 @@ func (d Queue) withDefaults() Queue {
 		d.MaxRetries = DefaultRetries
 	}
 	d.Retry = d.Retry.withDefaults()
+	d.Dedup = d.Dedup.withDefaults()
 	if d.AckDeadline == 0 {
 		d.AckDeadline = DefaultDeadline
 	}
@@ -399,6 +405,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
 	f.add("DeadLetter.RoutingKey", strconv.Quote(have.DeadLetter.RoutingKey), strconv.Quote(d.DeadLetter.RoutingKey))
 	f.add("DeadLetter.Discard", strconv.FormatBool(have.DeadLetter.Discard), strconv.FormatBool(d.DeadLetter.Discard))
+	d.Dedup.compare(have.Dedup, &f)
 	return f.precondition(fmt.Sprintf("queue %q", d.Name))
 }
 
@@ -494,7 +501,8 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendVarint(dst, int64(d.TTL))
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
-	return wire.AppendBool(dst, d.DeadLetter.Discard)
+	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
+	return d.Dedup.appendTo(dst)
 }
 
 func decodeQueue(r *wire.Reader) Queue {
@@ -506,6 +514,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		AckDeadline: time.Duration(r.Varint()),
 		TTL:         time.Duration(r.Varint()),
 		DeadLetter:  DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
+		Dedup:       decodeDedup(r),
 	}
 }
 

@@ -30,6 +30,8 @@
 // deliveries. An Ack is in the log with the next commit; a crash before that brings the
 // message back, which [Delivery.AckSync] excludes.
 //
+// A publish that is retried with the same Message.ID is stored once in a queue with a [Dedup], whatever crashed in between.
+//
 // Not promised: exactly-once effects outside the broker, an order over several queues or consumers, and
 // that a message whose publish failed with ErrUnknownOutcome is not there.
 //

@@ -37,6 +37,7 @@ type attributes struct {
 	priority uint8
 	ttl      time.Duration
 	readyAt  instant // 0: at once
+	key      idKey   // set only where a queue remembers ids; the id comes behind these
 }
 
 func decodeAttributes(r *wire.Reader) (a attributes) {

@@ -258,17 +258,28 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (appl
 	a := decodeAttributes(r)
 	mustDecode(cmdEnqueue, r.Err())
 	var res applied
+	taken := 0 // by queues that have it, or had it before
 	for range ids.Count(1) {
 		q := m.at(queueID(ids.Uvarint()))
 		if q == nil {
 			continue
+		}
+		taken++
+		if q.def.Dedup.on() {
+			var again bool
+			var kept int
+			if again, kept, out = q.repeated(ref, uint32(size), &a, *r, out); again {
+				res.kept += kept
+				out = m.touch(q, out)
+				continue
+			}
 		}
 		q.enqueue(ref, uint32(size), a)
 		res.kept++
 		out = m.touch(q, out)
 	}
 	res.answer.Code = answerOK
-	if res.kept == 0 {
+	if taken == 0 {
 		res.answer.Code = answerGone
 	}
 	return res, out

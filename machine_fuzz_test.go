@@ -61,7 +61,15 @@ func (p *interpreter) declaration() Queue {
 		Name: fmt.Sprintf("q%d", b%3), Priorities: []int{1, 2, 100, 256}[b/3%4], MaxRetries: []int{0, 1, NoRetry, NoLimit}[b/12%4],
 		Retry:       []Backoff{{}, {Min: time.Second, Max: 4 * time.Second, Factor: 1.5, Jitter: 0.5}}[b/48%2],
 		AckDeadline: []time.Duration{time.Second, time.Minute}[b/96%2], DeadLetter: DeadLetter{Discard: b >= 192},
+		Dedup: []Dedup{
+			{}, {Window: time.Second, OnDuplicate: BumpWaiting}, {UntilDone: true, OnDuplicate: ReplaceWaiting, MaxIDs: 2},
+		}[b%3],
 	}
+}
+
+func (p *interpreter) message() *Message {
+	b := p.byte()
+	return &Message{Priority: uint8(b), ID: []string{"", "a", "b", "c", "d"}[b%5]}
 }
 
 // command makes the next command of the input.
@@ -74,10 +82,10 @@ func (p *interpreter) command() []byte {
 	switch kind % 22 {
 	case 0, 1, 2, 3:
 		cmd := appendTargets(appendHeader(nil, cmdEnqueue, p.now), []queueID{p.queue()})
-		return appendMessage(cmd, &Message{Priority: uint8(p.byte())}, messageID{}, nil)
+		return appendMessage(cmd, p.message(), messageID{}, nil)
 	case 4:
 		cmd := appendTargets(appendHeader(nil, cmdEnqueue, p.now), []queueID{1, 2, 3, 9})
-		return appendMessage(cmd, &Message{Priority: uint8(p.byte())}, messageID{}, nil)
+		return appendMessage(cmd, p.message(), messageID{}, nil)
 	case 5, 6:
 		return attach{p.queue(), p.consumer(), int32(p.byte() % 8), int32(p.byte()%3 - 1)}.appendTo(nil, p.now)
 	case 7:

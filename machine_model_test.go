@@ -48,6 +48,7 @@ func TestMachineModel(t *testing.T) {
 			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
+			"duplicates": total.duplicates,
 		} {
 			if n < 100 {
 				t.Errorf("the walk is too tame: only %d %s", n, name)
@@ -60,7 +61,7 @@ func TestMachineModel(t *testing.T) {
 type walkCount struct {
 	walks, commands, snapshots, checks                         int
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
-	sessions, delays, expired                                  int
+	sessions, delays, expired, duplicates                      int
 	amended                                                    [amendReplay + 1]int
 }
 
@@ -82,6 +83,7 @@ func (c *walkCount) add(o walkCount) {
 	for i, n := range o.amended {
 		c.amended[i] += n
 	}
+	c.duplicates += o.duplicates
 }
 
 // walker takes one machine and one model through a walk.
@@ -348,6 +350,7 @@ func (w *walker) stateOf(q *queue, p *plainQueue) {
 			}
 		}
 	}
+	w.known(q, p)
 	w.same("consumers", len(q.roster.all), len(p.consumers))
 	for i, c := range q.roster.all {
 		pc := p.consumers[i]

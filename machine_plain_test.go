@@ -27,7 +27,8 @@ type plainQueue struct {
 	turn      uint64
 	messages  []*plainMessage // those that are not gone, by seq
 	consumers []*plainConsumer
-	count     counters // bytes aside
+	known     []plainID // that deduplication remembers, in order
+	count     counters  // bytes aside
 }
 
 type plainState int
@@ -408,19 +409,34 @@ func (q *plainQueue) remove(m *plainMessage, r *report) {
 	r.freed = append(r.freed, m.ref)
 }
 
-func (p *plainMachine) enqueue(ref Ref, size uint32, msg Message, targets []queueID, r *report) (uint64, int) {
-	kept := 0
+// enqueue returns the answer and how many references the queues took. died says that the message is a dead letter.
+func (p *plainMachine) enqueue(ref Ref, size uint32, msg Message, died bool, targets []queueID, r *report) (uint64, int) {
+	kept, code := 0, answerGone
 	for _, id := range targets {
-		if q := p.queue(id); q != nil {
-			q.enqueue(ref, size, msg)
-			q.settled(r)
-			kept++
+		q := p.queue(id)
+		if q == nil {
+			continue
 		}
+		code = answerOK
+		dedup := msg.ID != "" && !died && q.def.Dedup.MaxIDs > 0
+		if dedup {
+			q.due(r)
+			if again, replaced := q.repeats(ref, size, msg, r); again {
+				if replaced {
+					kept++
+				}
+				q.settled(r)
+				continue
+			}
+		}
+		q.enqueue(ref, size, msg)
+		if dedup {
+			q.remember(msg.ID)
+		}
+		q.settled(r)
+		kept++
 	}
-	if kept == 0 {
-		return answerGone, 0
-	}
-	return answerOK, kept
+	return code, kept
 }
 
 func (p *plainMachine) move(ref Ref, size uint32, msg Message, source queueID, seq uint64, targets []queueID, r *report) (uint64, int) {
@@ -432,7 +448,7 @@ func (p *plainMachine) move(ref Ref, size uint32, msg Message, source queueID, s
 	if dead == nil || dead.state != plainDying {
 		return answerStale, 0
 	}
-	code, kept := p.enqueue(ref, size, msg, targets, r)
+	code, kept := p.enqueue(ref, size, msg, true, targets, r)
 	if kept > 0 {
 		from.count.Moved++
 		from.remove(dead, r)
@@ -658,7 +674,7 @@ func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg M
 	case amendReplay:
 		// It leaves first; nobody can be served meanwhile.
 		q.messages = slices.DeleteFunc(q.messages, func(o *plainMessage) bool { return o == m })
-		code, kept := p.enqueue(ref, size, msg, targets, r)
+		code, kept := p.enqueue(ref, size, msg, true, targets, r)
 		if kept == 0 {
 			q.messages = append(q.messages, m)
 			slices.SortFunc(q.messages, func(a, b *plainMessage) int { return cmp.Compare(a.seq, b.seq) })

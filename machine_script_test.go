@@ -26,7 +26,8 @@ import (
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
-//	enqueue m1 q[,q2] [priority=N] [ttl=D|none] [delay=D]     none: NoWait
+//	      [dedup=D] [until-done] [duplicate=replace|bump] [max-ids=N]
+//	enqueue m1 q[,q2] [priority=N] [ttl=D|none] [delay=D] [id=ID]     none: NoWait
 //	ack c1 N | nack c1 N [pause=D] [note=WORD] | reject c1 N [note=WORD] | release c1 N [pause=D] | extend c1 N by=D
 //	ack-up-to c1 N | take c1
 //	tick [+D] | at +D                 move the clock, with a command or without
@@ -357,6 +358,13 @@ func (s *script) definition(a *scriptArgs) Queue {
 	def.Retry.Factor, def.Retry.Jitter = a.share("factor"), a.share("jitter")
 	def.TTL = a.ttl()
 	def.DeadLetter = DeadLetter{Exchange: a.value["dead"], Discard: a.has("discard")}
+	def.Dedup = Dedup{Window: a.duration("dedup", 0), UntilDone: a.has("until-done"), MaxIDs: a.number("max-ids", 0)}
+	switch a.value["duplicate"] {
+	case "replace":
+		def.Dedup.OnDuplicate = ReplaceWaiting
+	case "bump":
+		def.Dedup.OnDuplicate = BumpWaiting
+	}
 	return def
 }
 
@@ -443,13 +451,13 @@ func (s *script) amend(a *scriptArgs) {
 
 // message ends a command with a message and names it.
 func (s *script) message(a *scriptArgs, cmd []byte, targets int) {
-	m := Message{Priority: uint8(a.number("priority", 0)), TTL: a.ttl(), Body: []byte(a.word(1))}
+	m := Message{Priority: uint8(a.number("priority", 0)), TTL: a.ttl(), ID: a.value["id"], Body: []byte(a.word(1))}
 	if d := a.duration("delay", 0); d > 0 {
 		m.DeliverAt = time.Unix(0, int64(s.now)).Add(d)
 	}
 	cmd = appendMessage(cmd, &m, messageID{}, nil)
 	s.messages[s.ref+1] = a.word(1)
-	if res := s.apply(cmd); res.kept != targets && res.kept > 0 {
+	if res := s.apply(cmd); res.kept != targets && res.answer.Code == answerOK {
 		s.say("kept %d of %d", res.kept, targets)
 	}
 }
@@ -602,6 +610,9 @@ func (s *script) show(q *queue) {
 	}
 	if c.Cancelled+c.Replayed > 0 {
 		s.say("cancelled %d replayed %d", c.Cancelled, c.Replayed)
+	}
+	if q.def.Dedup.on() {
+		s.say("ids %d duplicates %d forgotten %d", q.ids.len(), c.Duplicates, c.Forgotten)
 	}
 }
 

@@ -119,11 +119,22 @@ func (w *walker) targets() []queueID {
 func (w *walker) enqueue() {
 	targets, msg, at := w.targets(), w.message(), w.at()
 	cmd := appendTargets(appendHeader(nil, cmdEnqueue, at), targets)
-	cmd = appendMessage(cmd, &msg, messageID{}, nil)
+	deaths, died := []Death(nil), w.one(20) // brought from another shard
+	if died {
+		deaths = w.deaths()
+	}
+	cmd = appendMessage(cmd, &msg, messageID{}, deaths)
+	before := w.p.duplicates()
 	res := w.propose(at, cmd)
-	code, kept := w.p.enqueue(w.ref, uint32(len(cmd)), msg, targets, &w.want)
+	code, kept := w.p.enqueue(w.ref, uint32(len(cmd)), msg, died, targets, &w.want)
+	w.count.duplicates += int(w.p.duplicates() - before)
 	w.same("kept", res.kept, kept)
 	w.agree(res.answer.Code, code)
+}
+
+// deaths are the history of a dead letter.
+func (w *walker) deaths() []Death {
+	return []Death{{Queue: "q0", Reason: ReasonRejected, Count: 1, First: time.Unix(1, 0), Last: time.Unix(1, 0)}}
 }
 
 func (w *walker) priority() uint8 {
@@ -138,6 +149,9 @@ func (w *walker) message() Message {
 	m := Message{Priority: w.priority(), Body: make([]byte, w.rng.IntN(20))}
 	if w.one(6) {
 		m.TTL = []time.Duration{NoWait, 1, time.Second, 3 * time.Second, time.Minute}[w.rng.IntN(5)]
+	}
+	if !w.one(3) {
+		m.ID = fmt.Sprintf("id%d", w.rng.IntN(12))
 	}
 	if w.one(8) {
 		m.DeliverAt = time.Unix(0, int64(w.clock)).Add(time.Duration(w.rng.IntN(5)-1) * 900 * time.Millisecond)
@@ -322,10 +336,11 @@ func (w *walker) amend() {
 	at, targets, msg := w.at(), []queueID(nil), Message{}
 	cmd := c.appendTo(nil, at)
 	if c.what.hasMessage() {
+		var deaths []Death
 		if msg = w.message(); c.what == amendReplay {
-			targets = w.targets()[:1]
+			targets, deaths = w.targets()[:1], w.deaths()
 		}
-		cmd = appendMessage(appendTargets(cmd, targets), &msg, messageID{}, nil)
+		cmd = appendMessage(appendTargets(cmd, targets), &msg, messageID{}, deaths)
 	}
 	res := w.propose(at, cmd)
 	code, kept := w.p.amend(c, w.ref, uint32(len(cmd)), msg, targets, &w.want)
@@ -418,7 +433,7 @@ func (w *walker) move() {
 	if w.one(2) {
 		targets = []queueID{parkingID}
 	}
-	cmd := appendMessage(appendTargets(appendMove(nil, at, source, seq), targets), &msg, messageID{}, nil)
+	cmd := appendMessage(appendTargets(appendMove(nil, at, source, seq), targets), &msg, messageID{}, w.deaths())
 	res := w.propose(at, cmd)
 	code, kept := w.p.move(w.ref, uint32(len(cmd)), msg, source, seq, targets, &w.want)
 	w.same("kept", res.kept, kept)
@@ -459,6 +474,13 @@ func (w *walker) declare() {
 			{Pauses: []time.Duration{0, 700 * time.Millisecond, 3 * time.Second}, Jitter: []float64{0, 1}[w.rng.IntN(2)]},
 		}[w.rng.IntN(6)]
 		def.TTL = []time.Duration{0, 0, 0, 0, 5 * time.Second, 800 * time.Millisecond, NoWait}[w.rng.IntN(7)]
+		if w.one(2) {
+			def.Dedup = Dedup{
+				Window:      []time.Duration{0, 0, 900 * time.Millisecond, 5 * time.Second, time.Hour}[w.rng.IntN(5)],
+				OnDuplicate: DuplicateAction(w.rng.IntN(3)), MaxIDs: []int{0, 0, 1, 3}[w.rng.IntN(4)],
+			}
+			def.Dedup.UntilDone = def.Dedup.Window == 0
+		}
 		def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 	}
 	at := w.at()
@@ -526,7 +548,7 @@ func describeCommand(cmd []byte) string {
 			ids = append(ids, r.Uvarint())
 		}
 		m := decodeEnvelope(&r)
-		what = fmt.Sprintf("from %d seq %d to %v priority %d", from, seq, ids, m.priority)
+		what = fmt.Sprintf("from %d seq %d to %v priority %d id %q", from, seq, ids, m.priority, m.id)
 	case cmdAttach:
 		what = decodeAttach(&r)
 	case cmdDetach:

@@ -16,7 +16,7 @@ type Message struct {
 	// dropped and counted in Stats.Unroutable.
 	Mandatory bool
 	// ID names the message for ever: it stays the same over redelivery and dead-lettering, so that
-	// consumers can recognise a repetition. The broker makes one if it is empty.
+	// consumers can recognise a repetition, and so can a queue with a Dedup. The broker makes one if it is empty.
 	ID       string
 	Priority uint8 // see Queue.Priorities
 	// TTL is how long the message may wait in a queue, counted from its arrival there, or from when it became ready if it was

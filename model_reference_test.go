@@ -29,6 +29,7 @@ type refQueue struct {
 	ready, delayed []*refEntry
 	loans          []*refLoan // in order of dispatch
 	attached       []*refConsumer
+	known          []refID // that deduplication remembers
 	seq, turn      uint64
 	count          bourse.QueueStats
 }
@@ -104,6 +105,9 @@ func withDefaults(q bourse.Queue) bourse.Queue {
 	}
 	if q.AckDeadline == 0 {
 		q.AckDeadline = 30 * time.Minute
+	}
+	if q.Dedup != (bourse.Dedup{}) && q.Dedup.MaxIDs == 0 {
+		q.Dedup.MaxIDs = 1 << 20
 	}
 	return q
 }
@@ -333,9 +337,13 @@ func (r *reference) publish(m bourse.Message, routed []*refQueue, err error) err
 
 func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 	for _, q := range queues {
+		if q.repeats(m, r.clock.Now()) {
+			continue
+		}
 		q.seq++
 		q.count.Enqueued++
 		q.ready = append(q.ready, &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: r.clock.Now()})
+		q.remember(m, r.clock.Now())
 		r.dispatch(q)
 	}
 }

@@ -126,6 +126,10 @@ func (s *sequence) queue(name string) bourse.Queue {
 		}),
 		AckDeadline: one(s.t, "deadline", []time.Duration{0, 5 * time.Second, time.Minute}),
 	}
+	q.Dedup = one(s.t, "dedup", []bourse.Dedup{
+		{}, {}, {Window: 20 * time.Second}, {Window: time.Minute, OnDuplicate: bourse.ReplaceWaiting, MaxIDs: 2}, {UntilDone: true},
+		{UntilDone: true, OnDuplicate: bourse.ReplaceWaiting}, {UntilDone: true, OnDuplicate: bourse.BumpWaiting, MaxIDs: 3},
+	})
 	switch rapid.IntRange(0, 7).Draw(s.t, "dead letter") {
 	case 0:
 		q.DeadLetter.Discard = true
@@ -168,6 +172,9 @@ func (s *sequence) message() bourse.Message {
 	}
 	if m.RoutingKey == "x.a" && m.Exchange == "" {
 		m.RoutingKey = "c"
+	}
+	if m.Exchange != "hash" { // where it must be seen to arrive
+		m.ID = one(s.t, "id", []string{"", "", "x", "y", "z", "u", "v"})
 	}
 	if rapid.IntRange(0, 9).Draw(s.t, "large") == 0 {
 		m.Body = append(m.Body, make([]byte, 3000)...)
@@ -436,7 +443,7 @@ func (s *sequence) compare() {
 	var have []bourse.QueueStats
 	references := 0
 	for _, q := range st.Queues {
-		q.Bytes, q.Oldest = 0, 0
+		q.Bytes, q.Oldest, q.IDs = 0, 0, 0
 		have = append(have, q)
 		references += q.Ready + q.Unacked + q.Delayed + q.Dying
 	}

@@ -24,6 +24,9 @@ type instant int64
 //  6. extras holds exactly those of the messages that say so.
 //  7. expiring lists exactly those of the ready that expire and have an extra or came back.
 //  8. After a command, no message is ready that should have expired, but for what stepLimit left.
+//  9. There are at most Dedup.MaxIDs ids.
+//  10. If ids last until their messages are done, each is that of a message which is ready, on loan or delayed.
+//  11. If duplicates change what waits, the id of each delayed message says when that is ready.
 type queue struct {
 	def     queueDef
 	now     instant
@@ -39,6 +42,7 @@ type queue struct {
 	lapsing  []expiring              // came with this command and must not wait; empty between commands
 
 	delayedBytes, dyingBytes int64
+	ids                      idIndex // that Dedup remembers
 	timer                    instant // when the machine looks at this queue; 0: not set
 	count                    counters
 }
@@ -58,6 +62,10 @@ type counters struct {
 	Purged    uint64 // messages removed by Purge
 	Cancelled uint64 // messages removed by Cancel, but for the dying
 	Replayed  uint64 // messages that went back to the queue they had died in
+
+	Duplicates uint64 // publishes that repeated one
+	Forgotten  uint64 // ids forgotten early
+
 	bytesIn   uint64 // of Enqueued
 	bytesGone uint64 // of all messages that are gone
 }
@@ -118,6 +126,7 @@ func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	q.nextSeq++
 	q.count.Enqueued++
 	q.count.bytesIn += uint64(size)
+	q.remember(&e, a.key)
 	x := extra{seq: e.seq, ttl: a.ttl}
 	if a.readyAt > q.now {
 		x.start = min(a.readyAt, q.now+instant(MaxDelay))
@@ -227,6 +236,7 @@ func (q *queue) delay(e entry, at instant) {
 	}
 	q.delayed.ReplaceOrInsert(delayed{at, e})
 	q.delayedBytes += int64(e.size)
+	q.rests(&e, at)
 }
 
 // rested makes ready what was delayed. A message that may not wait gets its chance now, also if the tick comes late.
@@ -241,6 +251,7 @@ func (q *queue) rested(e entry) {
 // kill ends the life of e in this queue. Unless the dead are discarded it stays as dying until moved.
 func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []effect {
 	q.count.Dead++
+	q.done(&e)
 	if q.def.DeadLetter.Discard || reason == deadExpired && q.def.DeadLetter.Exchange == "" {
 		q.count.Discarded++
 		return q.gone(e, out)
@@ -284,6 +295,7 @@ func (q *queue) isDying(seq uint64) bool {
 // gone says that nothing in this queue refers to e any more.
 func (q *queue) gone(e entry, out []effect) []effect {
 	q.count.bytesGone += uint64(e.size)
+	q.done(&e)
 	q.forget(e)
 	return append(out, effect{kind: effectFree, ref: e.ref})
 }
@@ -365,6 +377,9 @@ func (q *queue) expire(out []effect) []effect {
 		q.delayedBytes -= int64(d.size)
 		q.rested(d.entry)
 	}
+	if q.def.Dedup.Window != 0 {
+		q.ids.expire(q.now)
+	}
 	return q.expireReady(out)
 }
 
@@ -381,6 +396,11 @@ func (q *queue) due() instant {
 	}
 	if x, _, ok := q.nextExpiry(); ok && (at == 0 || x.at < at) {
 		at = x.at
+	}
+	if q.def.Dedup.Window != 0 {
+		if forget := q.ids.due(q.def.Dedup.Window); forget != 0 && (at == 0 || forget < at) {
+			at = forget
+		}
 	}
 	return at
 }

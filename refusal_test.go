@@ -190,6 +190,21 @@ func TestRefusals(t *testing.T) {
 	for _, d := range []time.Duration{bourse.NoWait - 1, bourse.MaxDelay + 1} {
 		declare(fmt.Sprint("ttl ", d), invalid, queue(func(q *bourse.Queue) { q.TTL = d }), "Queue.TTL", d.String())
 	}
+	for _, c := range []struct {
+		name, field string
+		dedup       bourse.Dedup
+	}{
+		{"a negative window", "Queue.Dedup.Window", bourse.Dedup{Window: -1}},
+		{"a huge window", "Queue.Dedup.Window", bourse.Dedup{Window: bourse.MaxDedupWindow + 1}},
+		{"a window and until done", "Queue.Dedup.UntilDone", bourse.Dedup{Window: 1, UntilDone: true}},
+		{"an action that is none", "Queue.Dedup.OnDuplicate", bourse.Dedup{Window: 1, OnDuplicate: bourse.BumpWaiting + 1}},
+		{"an action without ids", "Queue.Dedup.OnDuplicate", bourse.Dedup{OnDuplicate: bourse.BumpWaiting}},
+		{"a negative number of ids", "Queue.Dedup.MaxIDs", bourse.Dedup{UntilDone: true, MaxIDs: -1}},
+		{"too many ids", "Queue.Dedup.MaxIDs", bourse.Dedup{UntilDone: true, MaxIDs: bourse.MaxDedupIDs + 1}},
+		{"a number of no ids", "Queue.Dedup.MaxIDs", bourse.Dedup{MaxIDs: 1}},
+	} {
+		declare("deduplication, "+c.name, invalid, queue(func(q *bourse.Queue) { q.Dedup = c.dedup }), c.field)
+	}
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {
 		declare(fmt.Sprint("deadline ", d), invalid, queue(func(q *bourse.Queue) { q.AckDeadline = d }), "Queue.AckDeadline", d.String())
 	}
@@ -252,6 +267,12 @@ func TestRefusals(t *testing.T) {
 	redeclare("TTL", func(d *bourse.Queue) { d.TTL = time.Minute })
 	redeclare("AckDeadline", func(d *bourse.Queue) { d.AckDeadline = 0 })
 	redeclare("DeadLetter.Exchange", func(d *bourse.Queue) { d.DeadLetter.Exchange = "direct" })
+	redeclare("Dedup.Window", func(d *bourse.Queue) { d.Dedup.Window = 1 })
+	redeclare("Dedup.UntilDone", func(d *bourse.Queue) { d.Dedup.UntilDone = true })
+	redeclare("Dedup.OnDuplicate", func(d *bourse.Queue) {
+		d.Dedup = bourse.Dedup{UntilDone: true, OnDuplicate: bourse.BumpWaiting}
+	})
+	redeclare("Dedup.MaxIDs", func(d *bourse.Queue) { d.Dedup = bourse.Dedup{Window: 1, MaxIDs: 5} })
 	redeclare("DeadLetter.Discard", func(d *bourse.Queue) { d.DeadLetter.Discard = true })
 	declare("with another DeadLetter.RoutingKey", bourse.ErrPrecondition,
 		bourse.Queue{Name: "dead", DeadLetter: bourse.DeadLetter{Exchange: "direct", RoutingKey: "other"}}, `queue "dead"`,

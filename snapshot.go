@@ -22,6 +22,7 @@ import (
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
 //	          extras    count, then by seq: seq, ttl, start
+//	          ids       count, then by seq: key, seq, until
 //	          ready     count, then by level and seq: entry
 //	          delayed   count, then by time: at, entry
 //	          dying     count, then by seq: entry, at, reason, note
@@ -87,6 +88,7 @@ type view struct {
 type queueView struct {
 	head    []byte
 	extras  *btree.BTreeG[extra]
+	ids     *btree.BTreeG[remembered]
 	ready   readyView
 	delayed *btree.BTreeG[delayed]
 	dying   *btree.BTreeG[dying]
@@ -119,6 +121,7 @@ func (q *queue) view() queueView {
 	if q.extras != nil {
 		v.extras = q.extras.Clone()
 	}
+	v.ids = q.ids.view()
 	if q.delayed != nil {
 		v.delayed = q.delayed.Clone()
 	}
@@ -171,6 +174,13 @@ func (v *view) write(emit func(piece []byte) error) error {
 				buf = wire.AppendUvarint(buf, x.seq)
 				buf = wire.AppendVarint(buf, int64(x.ttl))
 				buf = wire.AppendVarint(buf, int64(x.start))
+				return room()
+			})
+		}
+		buf = wire.AppendUvarint(buf, uint64(treeLen(q.ids)))
+		if q.ids != nil {
+			q.ids.Ascend(func(id remembered) bool {
+				buf = id.appendTo(buf)
 				return room()
 			})
 		}
@@ -248,7 +258,8 @@ func (q *queue) appendLoans(dst []byte) []byte {
 func (c *counters) list() []*uint64 {
 	return []*uint64{
 		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Expired, &c.Discarded,
-		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.bytesIn, &c.bytesGone,
+		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.Duplicates, &c.Forgotten,
+		&c.bytesIn, &c.bytesGone,
 	}
 }
 
@@ -302,9 +313,13 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 	}
 	q.roster.turn = r.Uvarint()
 	q.decodeExtras(r)
-	extras := 0
+	q.decodeIDs(r)
+	extras, ids := 0, 0
 	take := func() entry {
 		e := decodeEntry(r, q.def.Priorities)
+		if q.def.Dedup.UntilDone && q.ids.has(e.seq) {
+			ids++
+		}
 		if e.extra {
 			if extras++; q.extras == nil || !q.extras.Has(extra{seq: e.seq}) {
 				r.Fail()
@@ -337,6 +352,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 			}
 			q.delayed.ReplaceOrInsert(d)
 			q.delayedBytes += int64(d.size)
+			q.rests(&d.entry, d.at)
 			last = d
 		}
 	}
@@ -345,7 +361,8 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		last := dying{}
 		for i := range n {
 			d := dying{entry: take(), at: instant(r.Varint()), reason: deathReason(r.Byte()), note: r.String()}
-			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLast {
+			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLast ||
+				q.def.Dedup.UntilDone && q.ids.has(d.seq) {
 				r.Fail()
 				return
 			}
@@ -373,7 +390,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		q.roster.all = append(q.roster.all, c)
 	}
 	q.decodeLoans(r, take)
-	if extras != treeLen(q.extras) {
+	if extras != treeLen(q.extras) || q.def.Dedup.UntilDone && ids != q.ids.len() {
 		r.Fail()
 	}
 	for _, c := range q.roster.all {

@@ -48,6 +48,10 @@ type QueueStats struct {
 	Purged    uint64 // messages that Purge removed
 	Cancelled uint64 // messages that Cancel removed, but for the dying
 	Replayed  uint64 // messages that Replay took back to the queue they had died in
+
+	IDs        int    // that Queue.Dedup remembers, some of which may have expired
+	Duplicates uint64 // publishes that repeated one of them
+	Forgotten  uint64 // IDs that were forgotten early, since there were Dedup.MaxIDs
 }
 
 // Stats returns a picture of the broker. It stops the application of commands for a moment, so call it every few
@@ -101,6 +105,7 @@ func (q *queue) stats(now instant) QueueStats {
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,
 		Expired: q.count.Expired, Discarded: q.count.Discarded,
 		Purged: q.count.Purged, Cancelled: q.count.Cancelled, Replayed: q.count.Replayed,
+		IDs: q.ids.len(), Duplicates: q.count.Duplicates, Forgotten: q.count.Forgotten,
 	}
 	if q.ready.n > 0 {
 		s.Oldest = max(0, time.Duration(now-q.ready.first().arrived))

@@ -42,6 +42,7 @@ var pureFiles = []string{
 	"declare.go",
 	"queue.go",
 	"retry.go",
+	"dedup.go",
 	"priority.go",
 	"deadletter.go",
 	"ledger.go",
@@ -56,7 +57,8 @@ var pureFiles = []string{
 // pureImports is all that pure files may import. The list is closed because a ban would
 // have to know every package with a clock, a lock or a random seed (hash/maphash has one).
 var pureImports = []string{
-	"bytes", "cmp", "encoding/binary", "errors", "fmt", "hash/crc32", "hash/fnv", "io", "iter", "maps", "math", "math/bits",
+	"bytes", "cmp", "crypto/sha256", "encoding/binary", "errors", "fmt", "hash/crc32", "hash/fnv", "io", "iter", "maps", "math",
+	"math/bits",
 	"slices", "sort", "strconv", "strings", "time", "unicode", "unicode/utf8",
 	"github.com/google/btree", modulePath + "/internal/wire", modulePath + "/internal/invariant",
 }

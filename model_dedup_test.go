@@ -1,0 +1,57 @@
+package bourse_test
+
+// Goal: say which publishes are repetitions, for model_test.go. Method: one list of ids for each queue, searched from end to end.
+
+import (
+	"slices"
+	"time"
+
+	"github.com/boursemq/bourse"
+)
+
+// refID is an id that a queue remembers.
+type refID struct {
+	id    string
+	e     *refEntry
+	until time.Time
+}
+
+// repeats reports whether q has m already, and does to the waiting message what duplicates do.
+func (q *refQueue) repeats(m *refMessage, now time.Time) bool {
+	i := slices.IndexFunc(q.known, func(k refID) bool { return k.id == m.ID && q.remembers(k, now) })
+	if i < 0 || len(m.deaths) > 0 {
+		return false
+	}
+	q.count.Duplicates++
+	if e := q.known[i].e; slices.Contains(q.ready, e) || slices.Contains(q.delayed, e) {
+		switch q.Dedup.OnDuplicate {
+		case bourse.ReplaceWaiting:
+			e.m = m
+		case bourse.BumpWaiting:
+			e.level = max(e.level, min(int(m.Priority), q.Priorities-1))
+		}
+	}
+	return true
+}
+
+func (q *refQueue) remembers(k refID, now time.Time) bool {
+	if q.Dedup.Window > 0 {
+		return now.Before(k.until)
+	}
+	lent := slices.ContainsFunc(q.loans, func(l *refLoan) bool { return l.refEntry == k.e })
+	return lent || slices.Contains(q.ready, k.e) || slices.Contains(q.delayed, k.e)
+}
+
+// remember keeps the id of m, which has just become ready.
+func (q *refQueue) remember(m *refMessage, now time.Time) {
+	if m.ID == "" || len(m.deaths) > 0 || q.Dedup == (bourse.Dedup{}) {
+		return
+	}
+	e := q.ready[len(q.ready)-1]
+	q.known = slices.DeleteFunc(q.known, func(k refID) bool { return !q.remembers(k, now) })
+	if len(q.known) == q.Dedup.MaxIDs {
+		q.known = q.known[1:]
+		q.count.Forgotten++
+	}
+	q.known = append(q.known, refID{m.ID, e, now.Add(q.Dedup.Window)})
+}
