@@ -7,6 +7,8 @@
 KILLS     ?= 200     # a writing process is killed with SIGKILL and recovered, so often
 COMMANDS  ?= 1000000 # random commands to the queue machine, in step with a naive model
 SEQUENCES ?= 20000   # random sequences of calls of the public API, against a naive model
+RUNS      ?= 100000  # simulated runs of 500 commands each
+RATE      ?= 200     # of them a second, at least
 IMAGES    ?= 20000   # disks cut at a write or a sync under a broker, recovered and compared
 SEEDS     ?= 12      # the same for the log alone: workloads that are cut at every call, some 20,000 disks
 FUZZTIME  ?= 20000x  # per fuzz target; also a time, such as 10m
@@ -15,8 +17,9 @@ FUZZTIME  ?= 20000x  # per fuzz target; also a time, such as 10m
 KILL_TESTS  = ^TestKill
 MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
+SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill model crash bench floor replicate lint cover
+.PHONY: help test race invariants fuzz kill model sim crash bench floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -38,6 +41,9 @@ kill:             ## kill -9 in a loop: nothing confirmed is lost
 
 model:            ## machine and public API in step with naive models
 	.ci/suite . "$(MODEL_TESTS)" -commands $(COMMANDS) -sequences $(SEQUENCES)
+
+sim:              ## queues among consumers, clocks and crashes that one seed decides, judged from outside
+	.ci/suite . "$(SIM_TESTS)" -sim.seeds $(RUNS) -sim.floor $(RATE) -v
 
 crash:            ## power cuts at every write and sync, of the log and of the broker
 	.ci/suite ./storage "$(CRASH_TESTS)" -crash.seeds $(SEEDS)

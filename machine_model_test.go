@@ -18,10 +18,7 @@ import (
 // A walk is a few hundred commands from an empty machine and has a seed of its own; a failure prints the
 // command that repeats just that walk.
 
-var (
-	commandsFlag = flag.Int("commands", 100_000, "random commands to the machine, in step with a naive model")
-	seedFlag     = flag.Uint64("seed", 0, "seed of the first random walk; 0: a new one each time")
-)
+var commandsFlag = flag.Int("commands", 100_000, "random commands to the machine, in step with a naive model")
 
 func TestMachineModel(t *testing.T) {
 	seed := *seedFlag

@@ -91,7 +91,7 @@ var layout = map[string]struct {
 		tests: testModules},
 	"internal/wire":       {tests: testModules},
 	"internal/invariant":  {tests: testModules},
-	"internal/sim":        {imports: append([]string{".", "storage", "internal/wire", "internal/invariant"}, testModules...)},
+	"internal/sim":        {tests: testModules},
 	"internal/enginetest": {imports: append([]string{".", "storage", "internal/wire", "internal/invariant"}, testModules...)},
 	"examples":            {below: true, imports: []string{".", "replicate"}},
 	"cmd":                 {below: true, imports: []string{".", "replicate"}},
@@ -100,8 +100,8 @@ var layout = map[string]struct {
 	"replicate":           {below: true, imports: []string{".", "storage", "internal/wire", "internal/invariant", "replicate", "*"}},
 }
 
-// testOnly are packages that nothing but a test may import: no user is to link them. They
-// import the root package, so there it is an external test (package bourse_test).
+// testOnly are packages that nothing but a test may import: no user is to link them. One that
+// imports the root package is imported there by an external test (package bourse_test).
 var testOnly = []string{"internal/sim", "internal/enginetest"}
 
 // Calls that have one home each, so that tests can put a clock and a disk of
