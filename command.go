@@ -32,6 +32,8 @@ const (
 	cmdForwarded commandKind = 12 // a dying message is safe in other shards
 	cmdPurge     commandKind = 13 // drop what is ready or delayed
 	cmdAmend     commandKind = 14 // cancel, promote, edit or replay one message, or change its priority
+	cmdUpdate    commandKind = 15 // change a queue
+	cmdRedefine  commandKind = 16 // bring that change into the queue's own shard
 )
 
 const commandHeader = 1 + 8

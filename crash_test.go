@@ -154,7 +154,7 @@ func (r *crashRun) again(b *Broker, image *storage.MemFS) error {
 	r.counts.again++
 	ctx := context.Background()
 	err := errors.Join(
-		b.Declare(ctx, crashTopology...),
+		crashDeclare(b),
 		b.Publish(ctx, Message{Exchange: "all", ID: "again", Priority: 2, Mandatory: true}),
 		b.Publish(ctx, Message{RoutingKey: "side", ID: "side", Mandatory: true}))
 	var acked string
@@ -309,7 +309,22 @@ func (r *crashRun) open() error {
 	r.h.record(cmdOpen, s.m)
 	s.mu.Unlock()
 	r.lent = nil
-	return r.b.Declare(context.Background(), crashTopology...)
+	return crashDeclare(r.b)
+}
+
+// crashDeclare declares the topology, with the queue that was updated as it was.
+func crashDeclare(b *Broker) error {
+	if err := b.Update(context.Background(), Queue{Name: "side", MaxRetries: NoLimit}); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	return b.Declare(context.Background(), crashTopology...)
+}
+
+// update changes a queue, mostly to something else.
+func (r *crashRun) update() error {
+	return r.b.Update(context.Background(), Queue{
+		Name: "side", MaxRetries: NoLimit, Priorities: 1 + r.rng.Intn(3), AckDeadline: time.Duration(1+r.rng.Intn(2)) * time.Minute,
+	})
 }
 
 // step does one thing, and reports whether it is durable by now.
@@ -350,7 +365,9 @@ func (r *crashRun) step(dice int) (durable bool, err error) {
 		return true, r.temporary()
 	case dice < 96:
 		r.clock.advance(time.Duration(r.rng.Intn(3_000_000)))
-	case dice < 98:
+	case dice < 97:
+		return true, r.update()
+	case dice < 99:
 		if err := errors.Join(waitForDead(r.b), r.b.Close()); err != nil {
 			return false, err
 		}

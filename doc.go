@@ -52,6 +52,7 @@
 //
 //	exchange.declare, queue.declare, *.bind    Broker.Declare
 //	*.declare, passive                         Broker.Check
+//	policies                                   Broker.Update
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
 //	queue.purge                                Broker.Purge
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch

@@ -62,6 +62,11 @@ func (q *queue) pushReady(e entry) {
 // insertReady adds a message to the ready ones at the place that its seq gives it.
 func (q *queue) insertReady(e entry) {
 	q.ready.insert(e)
+	q.list(e)
+}
+
+// list puts e, which is ready, into expiring if it expires.
+func (q *queue) list(e entry) {
 	if at := q.expiry(e); at != 0 {
 		if q.expiring == nil {
 			q.expiring = btree.NewG(16, byExpiry)

@@ -23,6 +23,7 @@ type machine struct {
 	now      instant
 	session  uint32
 	topology *topology
+	revision uint64             // of roleQueue: the last change of the queue that has come here
 	queues   map[queueID]*queue // lookup only, never walked
 	last     *queue             // the one that was found last, or nil: the next command is often for the same
 	order    []*queue
@@ -162,6 +163,14 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		} else {
 			res.answer.Code = answerGone
 		}
+	case cmdUpdate:
+		d := decodeOneQueue(&r)
+		mustDecode(kind, r.Done())
+		res.answer, out = m.update(d, out)
+	case cmdRedefine:
+		id, revision, d := queueID(r.Uvarint()), r.Uvarint(), decodeOneQueue(&r)
+		mustDecode(kind, r.Done())
+		res.answer, out = m.redefine(id, revision, d, out)
 	default:
 		panic(fmt.Sprintf("bourse: command of unknown kind %d: the log was written by a newer version", kind))
 	}

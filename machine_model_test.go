@@ -41,7 +41,7 @@ func TestMachineModel(t *testing.T) {
 		for name, n := range map[string]int{
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
-			"delays": total.delays, "expired messages": total.expired,
+			"delays": total.delays, "expired messages": total.expired, "updates": total.updates,
 			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
@@ -58,7 +58,7 @@ func TestMachineModel(t *testing.T) {
 type walkCount struct {
 	walks, commands, snapshots, checks                         int
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
-	sessions, delays, expired, duplicates                      int
+	sessions, delays, expired, duplicates, updates             int
 	amended                                                    [amendReplay + 1]int
 }
 
@@ -81,6 +81,7 @@ func (c *walkCount) add(o walkCount) {
 		c.amended[i] += n
 	}
 	c.duplicates += o.duplicates
+	c.updates += o.updates
 }
 
 // walker takes one machine and one model through a walk.

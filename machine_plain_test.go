@@ -22,6 +22,7 @@ type plainMachine struct {
 type plainQueue struct {
 	id        queueID
 	def       Queue // with defaults
+	updated   bool
 	now       instant
 	nextSeq   uint64
 	turn      uint64
@@ -697,6 +698,40 @@ func (p *plainMachine) declare(def Queue, r *report) error {
 	}
 	p.queues = append(p.queues, &plainQueue{id: p.nextID, def: def, nextSeq: 1})
 	p.nextID++
+	r.topology = true
+	return nil
+}
+
+// update returns the error that it must match, nil if it is accepted. def has its defaults.
+func (p *plainMachine) update(def Queue, r *report) error {
+	q := p.named(def.Name)
+	switch {
+	case q == nil:
+		return ErrNotFound
+	case q.id == parkingID:
+		return ErrInvalid
+	case q.def.equal(def):
+		return nil
+	}
+	q.now = p.now
+	q.forget()
+	was := q.def.Dedup
+	q.def, q.updated = def, true
+	if (was.Window > 0) != (def.Dedup.Window > 0) || was.UntilDone != def.Dedup.UntilDone {
+		q.known = nil
+	}
+	for i := range q.known {
+		q.known[i].until += instant(def.Dedup.Window - was.Window)
+	}
+	q.forget()
+	for len(q.known) > def.Dedup.MaxIDs {
+		q.known = q.known[1:]
+		q.count.Forgotten++
+	}
+	for _, m := range q.messages {
+		m.level = min(m.level, def.Priorities-1)
+	}
+	q.settled(r)
 	r.topology = true
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
 //	      [ttl=D|none]
+//	update q [the same]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
@@ -277,6 +278,8 @@ func (s *script) command(words []string) {
 		s.apply(appendTick(nil, s.now))
 	case "queue":
 		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{s.definition(a)}))
+	case "update":
+		s.apply(appendUpdate(nil, s.now, s.definition(a)))
 	case "exchange":
 		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Exchange{Name: a.word(1)}}))
 	case "bind":

@@ -17,6 +17,10 @@ import (
 // step proposes one random command.
 func (w *walker) step() {
 	w.pass()
+	if w.one(70) {
+		w.update()
+		return
+	}
 	most := 30
 	if w.deep {
 		most = 700
@@ -465,27 +469,60 @@ func (w *walker) declare() {
 	if have := w.p.named(def.Name); have != nil && w.one(2) {
 		def = have.def
 	} else {
-		def.Priorities = []int{0, 1, 2, 10, 256}[w.rng.IntN(5)]
-		def.MaxRetries = []int{0, 1, 2, 3, NoRetry, NoLimit}[w.rng.IntN(6)]
-		def.AckDeadline = []time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second}[w.rng.IntN(4)]
-		def.Retry = []Backoff{
-			{}, {}, {Min: time.Second}, {Min: 500 * time.Millisecond, Max: 3 * time.Second},
-			{Min: 300 * time.Millisecond, Max: 9 * time.Second, Factor: 3.25, Jitter: 0.3},
-			{Pauses: []time.Duration{0, 700 * time.Millisecond, 3 * time.Second}, Jitter: []float64{0, 1}[w.rng.IntN(2)]},
-		}[w.rng.IntN(6)]
-		def.TTL = []time.Duration{0, 0, 0, 0, 5 * time.Second, 800 * time.Millisecond, NoWait}[w.rng.IntN(7)]
-		if w.one(2) {
-			def.Dedup = Dedup{
-				Window:      []time.Duration{0, 0, 900 * time.Millisecond, 5 * time.Second, time.Hour}[w.rng.IntN(5)],
-				OnDuplicate: DuplicateAction(w.rng.IntN(3)), MaxIDs: []int{0, 0, 1, 3}[w.rng.IntN(4)],
-			}
-			def.Dedup.UntilDone = def.Dedup.Window == 0
-		}
-		def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
+		w.settings(&def)
 	}
 	at := w.at()
 	res := w.propose(at, appendDeclare(nil, at, topologyLimits{}, []Declaration{def}))
 	want := w.p.declare(def.withDefaults(), &w.want)
+	w.refusal(res, want)
+}
+
+// settings are any for a queue.
+func (w *walker) settings(def *Queue) {
+	def.Priorities = []int{0, 1, 2, 10, 256}[w.rng.IntN(5)]
+	def.MaxRetries = []int{0, 1, 2, 3, NoRetry, NoLimit}[w.rng.IntN(6)]
+	def.AckDeadline = []time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second}[w.rng.IntN(4)]
+	def.Retry = []Backoff{
+		{}, {}, {Min: time.Second}, {Min: 500 * time.Millisecond, Max: 3 * time.Second},
+		{Min: 300 * time.Millisecond, Max: 9 * time.Second, Factor: 3.25, Jitter: 0.3},
+		{Pauses: []time.Duration{0, 700 * time.Millisecond, 3 * time.Second}, Jitter: []float64{0, 1}[w.rng.IntN(2)]},
+	}[w.rng.IntN(6)]
+	def.TTL = []time.Duration{0, 0, 0, 0, 5 * time.Second, 800 * time.Millisecond, NoWait}[w.rng.IntN(7)]
+	if w.one(2) {
+		def.Dedup = Dedup{
+			Window:      []time.Duration{0, 0, 900 * time.Millisecond, 5 * time.Second, time.Hour}[w.rng.IntN(5)],
+			OnDuplicate: DuplicateAction(w.rng.IntN(3)), MaxIDs: []int{0, 0, 1, 3}[w.rng.IntN(4)],
+		}
+		def.Dedup.UntilDone = def.Dedup.Window == 0
+	}
+	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
+}
+
+// update changes some fields of a queue, or all.
+func (w *walker) update() {
+	def := Queue{Name: fmt.Sprintf("q%d", w.rng.IntN(6))}
+	if have := w.queue(); w.one(2) {
+		def = have.def
+		switch other := (Queue{}); w.rng.IntN(4) {
+		case 0:
+			w.settings(&other)
+			def.TTL = other.TTL
+		case 1:
+			w.settings(&other)
+			def.Priorities, def.Dedup = other.Priorities, other.Dedup
+		case 2:
+			w.settings(&other)
+			def.MaxRetries, def.AckDeadline = other.MaxRetries, other.AckDeadline
+		}
+	} else {
+		w.settings(&def)
+	}
+	at := w.at()
+	res := w.propose(at, appendUpdate(nil, at, def))
+	want := w.p.update(def.withDefaults(), &w.want)
+	if want == nil && w.want.topology {
+		w.count.updates++
+	}
 	w.refusal(res, want)
 }
 
@@ -568,6 +605,8 @@ func describeCommand(cmd []byte) string {
 	case cmdDeclare:
 		decodeLimits(&r)
 		what = decodeDeclarations(&r)
+	case cmdUpdate:
+		what = decodeOneQueue(&r)
 	case cmdRemove:
 		what = fmt.Sprintf("remove only %d %+v", r.Byte(), decodeDeclarations(&r))
 	default:

@@ -162,6 +162,22 @@ func (r *reference) declare(ds []bourse.Declaration) error {
 	return nil
 }
 
+func (r *reference) update(d bourse.Queue) error {
+	q := r.queue(d.Name)
+	if q == nil {
+		return bourse.ErrNotFound
+	}
+	q.Queue = withDefaults(d)
+	all := slices.Concat(q.ready, q.delayed)
+	for _, l := range q.loans {
+		all = append(all, l.refEntry)
+	}
+	for _, e := range all {
+		e.level = min(e.level, q.Priorities-1)
+	}
+	return nil
+}
+
 func (r *reference) remove(only bourse.DeleteOnly, d bourse.Declaration) error {
 	unbind := func(is func(bourse.Binding) bool) { r.bindings = slices.DeleteFunc(r.bindings, is) }
 	switch d := d.(type) {

@@ -194,7 +194,7 @@ func (s *sequence) operation() {
 			s.declare(s.queue(one(s.t, "queue",
 				modelQueues)))
 		},
-		func() { s.declare(s.exchange(one(s.t, "exchange", modelExchanges))) }, s.remove,
+		func() { s.declare(s.exchange(one(s.t, "exchange", modelExchanges))) }, s.remove, s.update,
 	}
 	ops[rapid.IntRange(0, len(ops)-1).Draw(s.t, "operation")]()
 }
@@ -210,6 +210,11 @@ func (s *sequence) same(err, want error, format string, args ...any) {
 
 func (s *sequence) declare(ds ...bourse.Declaration) {
 	s.same(s.b.Declare(ctx, ds...), s.ref.declare(ds), "declare %+v", ds)
+}
+
+func (s *sequence) update() {
+	q := s.queue(one(s.t, "queue", modelQueues))
+	s.same(s.b.Update(ctx, q), s.ref.update(q), "update %+v", q)
 }
 
 func (s *sequence) remove() {

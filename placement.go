@@ -170,7 +170,7 @@ func (p *placement) follow(ctx context.Context) error {
 		if p.of(def.id) != nil {
 			continue
 		}
-		s := newShard(p.b, shardOf(def.id), newMachine(roleQueue, topologyOf(def)))
+		s := newShard(p.b, shardOf(def.id), newMachine(roleQueue, topologyOf(queueDef{def.id, t.declared(def)})))
 		log, err := p.b.engine.Open(ctx, s.number, s)
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("queue %q: %w", def.Name, err))
@@ -185,6 +185,7 @@ func (p *placement) follow(ctx context.Context) error {
 		return failed
 	}
 	p.b.topology.Store(t)
+	p.tellAll(t)
 	p.mu.Lock()
 	p.shown = news
 	close(p.moved)

@@ -20,7 +20,8 @@ type instant int64
 //  2. A consumer has at most its prefetch on loan.
 //  3. After a command, no message is ready while a consumer has room.
 //  4. now never decreases.
-//  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying.
+//  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying or the
+//     queue was updated.
 //  6. extras holds exactly those of the messages that say so.
 //  7. expiring lists exactly those of the ready that expire and have an extra or came back.
 //  8. After a command, no message is ready that should have expired, but for what stepLimit left.

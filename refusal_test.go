@@ -94,6 +94,9 @@ func TestRefusals(t *testing.T) {
 		return &rows[len(rows)-1]
 	}
 	declare := func(name string, is error, d bourse.Declaration, says ...string) *refusal {
+		if q, ok := d.(bourse.Queue); ok && is == bourse.ErrInvalid {
+			row("update to "+name, is, func() error { return b.Update(ctx, q) }, says...)
+		}
 		// A good declaration before and behind shows all or none.
 		return row("declare "+name, is, func() error {
 			return b.Declare(ctx, bourse.Exchange{Name: "before"}, d, bourse.Exchange{Name: "behind"})
@@ -285,6 +288,11 @@ func TestRefusals(t *testing.T) {
 		return b.Declare(ctx, bourse.Exchange{Name: "n"}, bourse.Exchange{Name: "n", Kind: bourse.Fanout})
 	}, `exchange "n"`).log = 1
 
+	row("update no queue", bourse.ErrNotFound, func() error { return b.Update(ctx, bourse.Queue{Name: "no"}) }, `"no"`).log = 1
+	row("update the parking queue", invalid, func() error {
+		return b.Update(ctx, bourse.Queue{Name: bourse.ParkingQueue, MaxRetries: 1})
+	}, "Queue.Name", "reserved")
+
 	// Limits.
 	row("declare queues above the limit", bourse.ErrTooMany, func() error {
 		return b.Declare(ctx, bourse.Queue{Name: "fourth"}, bourse.Queue{Name: "fifth"})
@@ -308,6 +316,7 @@ func TestRefusals(t *testing.T) {
 		"publish async":   func() error { return b.PublishAsync(ended, bourse.Message{RoutingKey: "q"}).Wait(ctx) },
 		"publish a batch": func() error { return b.PublishBatch(ended, []bourse.Message{{RoutingKey: "q"}}) },
 		"declare":         func() error { return b.Declare(ended, bourse.Queue{Name: "n"}) },
+		"update":          func() error { return b.Update(ended, bourse.Queue{Name: "q"}) },
 		"delete":          func() error { return b.Delete(ended, bourse.Queue{Name: "empty"}) },
 		"purge":           func() error { _, err := b.Purge(ended, "q"); return err },
 		"get":             func() error { _, err := b.Get(ended, "q"); return err },
@@ -608,6 +617,7 @@ func TestClosedRefuses(t *testing.T) {
 		"publish async":   b.PublishAsync(ctx, bourse.Message{RoutingKey: "q"}).Err(),
 		"publish a batch": b.PublishBatch(ctx, make([]bourse.Message, 2)),
 		"declare":         b.Declare(ctx, bourse.Queue{Name: "n"}),
+		"update":          b.Update(ctx, bourse.Queue{Name: "q"}),
 		"delete":          b.Delete(ctx, bourse.Queue{Name: "q"}),
 		"work":            b.Work(ctx, "q", acks, bourse.WorkOptions{}),
 		"purge":           func() error { _, err := b.Purge(ctx, "q"); return err }(),

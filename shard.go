@@ -201,6 +201,7 @@ func (s *shard) leadLocked() {
 			}
 		}
 		s.serveLocked(nil)
+		s.b.placement.wake() // it may have missed a change of its queue
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 //	role      1 byte
 //	now       varint
 //	session   uvarint
-//	topology  length and bytes, see topology.appendTo; for roleQueue the id and the Queue
+//	topology  length and bytes, see topology.appendTo; for roleQueue the id, the Queue and its revision
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
 //	          extras    count, then by seq: seq, ttl, start
@@ -101,7 +101,7 @@ func (m *machine) view() *view {
 	v.head = wire.AppendUvarint(v.head, uint64(m.session))
 	if m.role == roleQueue {
 		def := m.order[0].def
-		v.head = wire.AppendBytes(v.head, def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))))
+		v.head = wire.AppendBytes(v.head, wire.AppendUvarint(def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))), m.revision))
 	} else {
 		v.head = wire.AppendBytes(v.head, m.topology.appendTo(nil))
 	}
@@ -278,6 +278,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	tr := wire.NewReader(r.Bytes())
 	if m.role == roleQueue {
 		def := queueDef{id: queueID(tr.Uvarint()), Queue: decodeQueue(&tr)}
+		m.revision = tr.Uvarint()
 		if tr.Done() != nil || def.id == 0 || !def.Queue.equal(def.Queue.withDefaults()) || def.validateSettings() != nil {
 			return nil, fmt.Errorf("snapshot: queue: %w", wire.ErrMalformed)
 		}

@@ -40,6 +40,7 @@ var pureFiles = []string{
 	"hash.go",
 	"topology.go",
 	"declare.go",
+	"redefine.go",
 	"queue.go",
 	"retry.go",
 	"dedup.go",

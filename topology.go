@@ -57,6 +57,7 @@ func limitOr(n, most int) int {
 //  2. The bindings of all exchanges are those in inbound, and bindings counts them.
 //  3. The part of an exchange that is made for matching holds exactly its bindings.
 //  4. Every id is below nextID and belongs to one queue.
+//  5. What is in updated belongs to a queue.
 type topology struct {
 	limits        topologyLimits
 	nextID        queueID
@@ -64,6 +65,7 @@ type topology struct {
 	queueNames    *btree.BTreeG[named[*queueDef]]
 	queueIDs      *btree.BTreeG[numbered]
 	inbound       *btree.BTreeG[*binding] // all bindings, by target first
+	updated       *btree.BTreeG[updated]  // of the queues
 }
 
 // named is an item of a tree that is ordered by name. It is passed by value, so that a
@@ -175,6 +177,7 @@ func newTopology(limits topologyLimits) *topology {
 		queueNames:    btree.NewG(treeDegree, lessNamed[*queueDef]),
 		queueIDs:      btree.NewG(treeDegree, lessNumbered),
 		inbound:       btree.NewG(treeDegree, func(a, b *binding) bool { return compareInbound(a, b) < 0 }),
+		updated:       btree.NewG(treeDegree, byUpdated),
 	}
 	t.putExchange(newExchange(Exchange{}))
 	// What is parked has failed already: nothing that happens to it here may kill it.
@@ -199,6 +202,7 @@ func (t *topology) clone() *topology {
 	next.queueNames = t.queueNames.Clone()
 	next.queueIDs = t.queueIDs.Clone()
 	next.inbound = t.inbound.Clone()
+	next.updated = t.updated.Clone()
 	return &next
 }
 
@@ -406,6 +410,7 @@ func (e *editor) removeQueue(name string) {
 	e.removeInbound(&binding{Binding: Binding{Queue: name, Weight: -1}})
 	t.queueNames.Delete(q)
 	t.queueIDs.Delete(numbered{id: q.value.id})
+	t.updated.Delete(updated{id: q.value.id})
 	e.removed = append(e.removed, *q.value)
 }
 
@@ -508,7 +513,7 @@ func (t *topology) bindingsOf(exchange string) int {
 //
 //	version 1 | next id
 //	count | count times: an exchange                    by name
-//	count | count times: id, a queue                    by name
+//	count | count times: id, a queue, its revision      by name, see appendRevision
 //	count | count times: a binding                      as bindings yields them
 //
 // with the parts as declare.go encodes them. Everything is in the one order it can have,
@@ -526,7 +531,7 @@ func (t *topology) appendTo(dst []byte) []byte {
 	dst = wire.AppendUvarint(dst, uint64(t.queueNames.Len()))
 	t.queues(func(q queueDef) bool {
 		dst = wire.AppendUvarint(dst, uint64(q.id))
-		dst = q.Queue.appendTo(dst)
+		dst = t.appendRevision(q.Queue.appendTo(dst), q.id)
 		return true
 	})
 	dst = wire.AppendUvarint(dst, uint64(t.inbound.Len()))
@@ -600,8 +605,9 @@ func (e *editor) decodeQueues(r *wire.Reader) error {
 			return wire.ErrMalformed
 		}
 		last = q.Name
+		changed := e.decodeRevision(r, q)
 		if q.Name == ParkingQueue {
-			if have, _ := e.queue(ParkingQueue); q.id != have.id || !q.Queue.equal(have.Queue) {
+			if have, _ := e.queue(ParkingQueue); q.id != have.id || !q.Queue.equal(have.Queue) || changed {
 				return wire.ErrMalformed
 			}
 			parked = true

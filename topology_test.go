@@ -50,6 +50,11 @@ func checkTopology(t require.TestingT, top *topology) {
 		require.True(t, ok && q.id == n.id && n.id < top.nextID && n.id > 0, "queue %q", n.def.Name)
 		return true
 	})
+	top.updated.Ascend(func(change updated) bool {
+		q, ok := top.queueByID(change.id)
+		require.True(t, ok && change.revision > 0 && change.declared.Name == q.Name, "a change of queue %d", change.id)
+		return true
+	})
 }
 
 // dumpExchange shows what an exchange matches by.
@@ -365,7 +370,7 @@ func TestDecodeTopologyRefuses(t *testing.T) {
 		}
 		out = wire.AppendUvarint(out, uint64(len(row.queues)))
 		for _, q := range row.queues {
-			out = q.Queue.appendTo(wire.AppendUvarint(out, uint64(q.id)))
+			out = append(q.Queue.appendTo(wire.AppendUvarint(out, uint64(q.id))), 0) // never updated
 		}
 		out = wire.AppendUvarint(out, uint64(len(row.bindings)))
 		for _, d := range row.bindings {
