@@ -124,8 +124,7 @@ func (q *queue) takeOut(p place) entry {
 		q.delayedBytes -= int64(d.size)
 		return d.entry
 	}
-	e, _ := q.ready.remove(p.level, p.seq)
-	q.unlist(e)
+	e, _ := q.takeReady(p.level, p.seq)
 	return e
 }
 

@@ -38,23 +38,100 @@ func (q *queue) checkExpiry(once map[uint64]bool, extras int) {
 		})
 	}
 	listed := 0
-	for i := range q.ready.lines {
-		l := &q.ready.lines[i]
-		if l.returned == nil {
-			continue
+	list := func(e entry) bool {
+		if x := (expiring{q.expiry(e), e.seq, e.level}); x.at != 0 {
+			listed++
+			invariant.Check(q.expiring != nil && q.expiring.Has(x), "queue 7: message %d is not listed", e.seq)
 		}
-		l.returned.Ascend(func(e entry) bool {
-			if x := (expiring{q.expiry(e), e.seq, e.level}); x.at != 0 {
-				listed++
-				invariant.Check(q.expiring != nil && q.expiring.Has(x), "queue 7: message %d is not listed", e.seq)
-			}
-			return true
-		})
+		return true
+	}
+	for i := range q.ready.lines {
+		if l := &q.ready.lines[i]; l.returned != nil {
+			l.returned.Ascend(list)
+		}
+	}
+	if q.ready.grouped != nil {
+		q.ready.grouped.Ascend(list)
 	}
 	invariant.Check(listed == treeLen(q.expiring), "queue 7: %d listed, %d expire", treeLen(q.expiring), listed)
 	if next, _, ok := q.nextExpiry(); ok && next.at <= q.now {
 		invariant.Check(q.timer != 0 && q.timer <= q.now, "queue 8: message %d expired at %d, now is %d", next.seq, next.at, q.now)
 	}
+}
+
+// checkGroups counts anew what the groups say of themselves.
+func (q *queue) checkGroups(updated bool) {
+	type tally struct{ ready, counted, lent int }
+	want := make(map[string]tally)
+	members := 0
+	if q.ready.grouped != nil {
+		q.ready.grouped.Ascend(func(e entry) bool {
+			name := q.extraOf(e).group
+			c := want[name]
+			c.ready++
+			want[name] = c
+			members++
+			g := q.groupOf(e)
+			invariant.Check(name != "" && g != nil && !e.counted, "groups 1: message %d is ready in %q", e.seq, name)
+			invariant.Check(q.groups.members.Has(member{g.number, e.seq, e.level}), "groups 2: message %d is no member", e.seq)
+			return true
+		})
+	}
+	count := func(e entry, lent int) {
+		name := q.extraOf(e).group
+		invariant.Check(e.counted == (name != ""), "groups 1: message %d counts in %q: %v", e.seq, name, e.counted)
+		if c := want[name]; name != "" {
+			want[name] = tally{c.ready, c.counted + 1, c.lent + lent}
+		}
+	}
+	for i := range q.ledger.slots {
+		if q.ledger.slots[i].holder != nil {
+			count(q.ledger.slots[i].entry, 1)
+		}
+	}
+	if q.delayed != nil {
+		q.delayed.Ascend(func(d delayed) bool {
+			if d.deliveries > 0 {
+				count(d.entry, 0)
+			} else {
+				invariant.Check(!d.counted, "groups 1: message %d counts before it was ready", d.seq)
+			}
+			return true
+		})
+	}
+	if q.groups.isEmpty() {
+		s := q.groups
+		invariant.Check(len(want) == 0, "groups 1: %d groups, none known", len(want))
+		invariant.Check(s == nil || len(s.byName) == 0 && s.members.Len() == 0 && s.turn == 0, "groups 3: something is left of no groups")
+		return
+	}
+	s := q.groups
+	invariant.Check(len(s.loose) == q.def.Priorities, "groups 3: %d levels of turns", len(s.loose))
+	invariant.Check(s.members.Len() == members, "groups 2: %d members, %d ready", s.members.Len(), members)
+	invariant.Check(len(s.byName) == len(want) && s.seats.Len() == len(want), "groups 1: %d, %d seats, %d known",
+		len(want), s.seats.Len(), len(s.byName))
+	turns := make(map[uint64]bool)
+	for _, turn := range s.loose {
+		invariant.Check(turn == 0 || !turns[turn] && turn <= s.turn, "groups 3: turn %d of no group", turn)
+		turns[turn] = true
+	}
+	s.seats.Ascend(func(at seat) bool {
+		g := at.group
+		c := want[g.name]
+		invariant.Check(s.byName[g.name] == g, "groups 1: group %q is another", g.name)
+		invariant.Check(c.ready == g.ready && c.counted == g.counted, "groups 1: group %q has %d ready and %d counted, not %d and %d",
+			g.name, c.ready, c.counted, g.ready, g.counted)
+		invariant.Check(c.lent <= q.groupLimit() || updated, "groups 4: group %q has %d on loan", g.name, c.lent)
+		level := held
+		if g.ready > 0 && g.counted < q.groupLimit() {
+			level = int(s.first(g).level)
+		}
+		invariant.Check(at.level == level && g.level == level && at.turn == g.turn, "groups 3: group %q at level %d, want %d",
+			g.name, at.level, level)
+		invariant.Check(g.turn > 0 && g.turn <= s.turn && !turns[g.turn], "groups 3: turn %d of group %q", g.turn, g.name)
+		turns[g.turn] = true
+		return true
+	})
 }
 
 func (q *queue) check(updated bool) {
@@ -65,7 +142,7 @@ func (q *queue) check(updated bool) {
 	invariant.Check(q.count.bytesIn == uint64(bytes)+q.count.bytesGone, "queue 1: %d bytes arrived, %d held, %d gone",
 		q.count.bytesIn, bytes, q.count.bytesGone)
 	invariant.Check(q.count.Dead == q.count.Discarded+q.count.Moved+uint64(q.dyingLen()), "queue 1: the dead do not add up")
-	invariant.Check(q.ready.n == 0 || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
+	invariant.Check(!q.servable() || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
 
 	seen := make(map[uint64]bool, q.size())
 	extras := 0
@@ -98,6 +175,7 @@ func (q *queue) check(updated bool) {
 	}
 	q.checkExpiry(seen, extras)
 	q.checkIDs(alive)
+	q.checkGroups(updated)
 }
 
 func (r *readySet) check(once func(entry, bool)) {
@@ -114,6 +192,9 @@ func (r *readySet) check(once func(entry, bool)) {
 		last = e
 		return true
 	})
+	if r.grouped != nil {
+		r.grouped.Ascend(func(e entry) bool { per[e.level]--; return true })
+	}
 	for l, k := range per {
 		set := r.occupied[l/64]&(1<<(l%64)) != 0
 		invariant.Check(set == (k > 0), "ready 2: level %d holds %d", l, k)

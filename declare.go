@@ -33,10 +33,10 @@ const (
 	DefaultBodyBytes = 16 << 20
 )
 
-// Values for Queue.MaxRetries.
+// Values for Queue.MaxRetries. NoLimit is one for Queue.GroupConcurrency as well.
 const (
 	NoRetry = -2 // the first failure is death
-	NoLimit = -1 // a message is retried for ever
+	NoLimit = -1 // a message is retried for ever; a group may have any number on loan
 )
 
 // ParkingQueue is the broker's own queue for messages that died by rejection or by the
@@ -129,6 +129,9 @@ type Queue struct {
 	// TTL is how long a message may wait here, see Message.TTL. 0 is for ever, NoWait not at all; at most MaxDelay. What
 	// expires goes to the dead-letter exchange, if there is one; else it is dropped and counted.
 	TTL time.Duration
+	// GroupConcurrency is how many messages with one Message.GroupID may be on loan, or resting after a failure, at a time: 1
+	// (default) to MaxGroupConcurrency, or NoLimit, with which groups only take turns. With more than one they begin in order.
+	GroupConcurrency int
 	// DeadLetter says where the dead go. Default: to ParkingQueue.
 	DeadLetter DeadLetter
 	// Dedup says which publishes are repetitions. Default: none.
@@ -230,6 +233,8 @@ func (d Queue) validateSettings() *InvalidError {
 		return invalid("Queue.AckDeadline", "is %v, want 0 to %v", d.AckDeadline, MaxAckDeadline)
 	case d.TTL < NoWait || d.TTL > MaxDelay:
 		return invalid("Queue.TTL", "is %v, want 0 to %v, or NoWait", d.TTL, time.Duration(MaxDelay))
+	case d.GroupConcurrency < NoLimit || d.GroupConcurrency > MaxGroupConcurrency:
+		return invalid("Queue.GroupConcurrency", "is %d, want 0 to %d, or NoLimit", d.GroupConcurrency, MaxGroupConcurrency)
 	case d.DeadLetter.Discard && d.DeadLetter.Exchange != "":
 		return invalid("Queue.DeadLetter.Discard", "is set together with Exchange")
 	case d.DeadLetter.RoutingKey != "" && d.DeadLetter.Exchange == "":
@@ -351,6 +356,9 @@ func (d Queue) withDefaults() Queue {
 	if d.AckDeadline == 0 {
 		d.AckDeadline = DefaultDeadline
 	}
+	if d.GroupConcurrency == 0 {
+		d.GroupConcurrency = 1
+	}
 	return d
 }
 
@@ -401,6 +409,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("MaxRetries", retriesText(have.MaxRetries), retriesText(d.MaxRetries))
 	d.Retry.compare(have.Retry, &f)
 	f.add("TTL", have.TTL.String(), d.TTL.String())
+	f.add("GroupConcurrency", retriesText(have.GroupConcurrency), retriesText(d.GroupConcurrency))
 	f.add("AckDeadline", have.AckDeadline.String(), d.AckDeadline.String())
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
 	f.add("DeadLetter.RoutingKey", strconv.Quote(have.DeadLetter.RoutingKey), strconv.Quote(d.DeadLetter.RoutingKey))
@@ -499,6 +508,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = d.Retry.appendTo(dst)
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
 	dst = wire.AppendVarint(dst, int64(d.TTL))
+	dst = wire.AppendVarint(dst, int64(d.GroupConcurrency))
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
@@ -507,14 +517,15 @@ func (d Queue) appendTo(dst []byte) []byte {
 
 func decodeQueue(r *wire.Reader) Queue {
 	return Queue{
-		Name:        r.String(),
-		Priorities:  decodeInt(r),
-		MaxRetries:  decodeInt(r),
-		Retry:       decodeBackoff(r),
-		AckDeadline: time.Duration(r.Varint()),
-		TTL:         time.Duration(r.Varint()),
-		DeadLetter:  DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
-		Dedup:       decodeDedup(r),
+		Name:             r.String(),
+		Priorities:       decodeInt(r),
+		MaxRetries:       decodeInt(r),
+		Retry:            decodeBackoff(r),
+		AckDeadline:      time.Duration(r.Varint()),
+		TTL:              time.Duration(r.Varint()),
+		GroupConcurrency: decodeInt(r),
+		DeadLetter:       DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
+		Dedup:            decodeDedup(r),
 	}
 }
 

@@ -72,6 +72,10 @@ func TestDeclarationsRefused(t *testing.T) {
 		{q(func(d *Queue) { d.AckDeadline = MaxAckDeadline }), ""},
 		{q(func(d *Queue) { d.AckDeadline = MaxAckDeadline + 1 }), "Queue.AckDeadline"},
 		{q(func(d *Queue) { d.AckDeadline = -1 }), "Queue.AckDeadline"},
+		{q(func(d *Queue) { d.GroupConcurrency = NoLimit }), ""},
+		{q(func(d *Queue) { d.GroupConcurrency = MaxGroupConcurrency }), ""},
+		{q(func(d *Queue) { d.GroupConcurrency = NoLimit - 1 }), "Queue.GroupConcurrency"},
+		{q(func(d *Queue) { d.GroupConcurrency = MaxGroupConcurrency + 1 }), "Queue.GroupConcurrency"},
 		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Exchange: "x", RoutingKey: "k"} }), ""},
 		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Discard: true} }), ""},
 		{q(func(d *Queue) { d.DeadLetter = DeadLetter{Discard: true, Exchange: "x"} }), "Queue.DeadLetter.Discard"},
@@ -129,14 +133,15 @@ func TestDeclarationsRefused(t *testing.T) {
 }
 
 func TestQueueDefaults(t *testing.T) {
-	require.Equal(t, Queue{Name: "q", Priorities: 1, MaxRetries: DefaultRetries, AckDeadline: DefaultDeadline},
+	require.Equal(t, Queue{Name: "q", Priorities: 1, MaxRetries: DefaultRetries, AckDeadline: DefaultDeadline, GroupConcurrency: 1},
 		Queue{Name: "q"}.withDefaults())
 	require.Equal(t, Backoff{Min: 5, Max: 5, Factor: 2}, Queue{Retry: Backoff{Min: 5}}.withDefaults().Retry)
 	require.Equal(t, Backoff{Pauses: []time.Duration{1}, Jitter: 0.25},
 		Queue{Retry: Backoff{Pauses: []time.Duration{1}, Jitter: 0.2549}}.withDefaults().Retry)
 	require.Equal(t, Backoff{Min: 1, Max: 3, Factor: 1.5}, Queue{Retry: Backoff{Min: 1, Max: 3, Factor: 1.502}}.withDefaults().Retry)
 	require.Equal(t, Backoff{}, Queue{Retry: Backoff{Pauses: []time.Duration{}}}.withDefaults().Retry)
-	full := Queue{Name: "q", Priorities: 3, MaxRetries: NoLimit, Retry: Backoff{Min: 1, Max: 2, Factor: 1.25}, AckDeadline: 7}
+	full := Queue{Name: "q", Priorities: 3, MaxRetries: NoLimit, Retry: Backoff{Min: 1, Max: 2, Factor: 1.25}, AckDeadline: 7,
+		GroupConcurrency: 3}
 	require.Equal(t, full, full.withDefaults())
 }
 
@@ -145,7 +150,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 	ds := []Declaration{
 		Exchange{Name: "e", Kind: Topic, Alternate: "f"}, Exchange{},
 		Queue{Name: "q", Priorities: 10, MaxRetries: NoRetry, Retry: Backoff{Min: 1, Max: MaxDelay}, AckDeadline: time.Hour,
-			DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}},
+			DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}, GroupConcurrency: NoLimit},
 		Queue{DeadLetter: DeadLetter{Discard: true}, Retry: Backoff{Pauses: []time.Duration{0, 1, MaxDelay}, Jitter: 0.99}},
 		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}, Dedup: Dedup{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},

@@ -23,7 +23,8 @@
 // queue: at least once. A second delivery has a cause, and shows it in Deliveries and
 // Failures; consumers must bear it, with the help of Message.ID, which never changes. A
 // message is with one consumer at a time. Within a queue and priority, messages that were never handed
-// out come in the order in which their publishes were confirmed.
+// out come in the order in which their publishes were confirmed. Messages with a Message.GroupID keep this
+// order within their group, where they are worked on one at a time, also over failures; groups take turns.
 //
 // A consumer sees a message only after it is durable, and its loan is in the log before the
 // handler runs: a job that kills the process is counted, and is dead after MaxRetries+1

@@ -14,6 +14,7 @@ import (
 //	priority     1 byte
 //	ttl          uvarint, nanoseconds; 0: NoWait     if hasTTL
 //	ready at     varint, an instant                  if hasReadyAt
+//	group        length and bytes                    if hasGroup
 //	id           16 bytes if the broker made it, else length and bytes
 //	exchange     length and bytes
 //	routing key  length and bytes
@@ -28,6 +29,7 @@ const (
 	flagDeaths
 	flagTTL
 	flagReadyAt
+	flagGroup
 	flagsKnown = 1<<iota - 1
 )
 
@@ -38,6 +40,7 @@ type attributes struct {
 	ttl      time.Duration
 	readyAt  instant // 0: at once
 	key      idKey   // set only where a queue remembers ids; the id comes behind these
+	group    []byte  // a part of the command
 }
 
 func decodeAttributes(r *wire.Reader) (a attributes) {
@@ -57,6 +60,11 @@ func decodeAttributes(r *wire.Reader) (a attributes) {
 	}
 	if a.flags&flagReadyAt != 0 {
 		if a.readyAt = instant(r.Varint()); a.readyAt == 0 {
+			r.Fail()
+		}
+	}
+	if a.flags&flagGroup != 0 {
+		if a.group = r.Bytes(); len(a.group) == 0 || len(a.group) > MaxNameBytes {
 			r.Fail()
 		}
 	}
@@ -93,12 +101,18 @@ func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byt
 	if m.TTL != 0 {
 		flags |= flagTTL
 	}
+	if m.GroupID != "" {
+		flags |= flagGroup
+	}
 	dst = append(wire.AppendUvarint(dst, flags), m.Priority)
 	if m.TTL != 0 {
 		dst = wire.AppendUvarint(dst, uint64(max(m.TTL, 0)))
 	}
 	if readyAt != 0 {
 		dst = wire.AppendVarint(dst, int64(readyAt))
+	}
+	if m.GroupID != "" {
+		dst = wire.AppendString(dst, m.GroupID)
 	}
 	if m.ID != "" {
 		dst = wire.AppendString(dst, m.ID)
@@ -201,6 +215,7 @@ func (m *envelope) message(cmd []byte, out *Message) error {
 	out.Body = m.body[:len(m.body):len(m.body)]
 	out.Priority = m.priority
 	out.TTL = m.ttl
+	out.GroupID = text(m.group)
 	if m.readyAt != 0 {
 		out.DeliverAt = time.Unix(0, int64(m.readyAt))
 	}

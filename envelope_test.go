@@ -1,6 +1,7 @@
 package bourse
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,9 @@ func drawMessage(t *rapid.T) Message {
 		ID: rapid.StringN(0, 40, 255).Draw(t, "id"), Exchange: rapid.StringN(0, 10, 255).Draw(t, "exchange"),
 		RoutingKey: rapid.StringN(0, 30, 255).Draw(t, "key"), Priority: rapid.Uint8().Draw(t, "priority"),
 		Body: rapid.SliceOfN(rapid.Byte(), 0, 200).Draw(t, "body"),
+	}
+	if rapid.Bool().Draw(t, "with group") {
+		m.GroupID = rapid.StringN(1, 20, MaxNameBytes).Draw(t, "group")
 	}
 	if rapid.Bool().Draw(t, "with timestamp") {
 		m.Timestamp = time.Unix(0, rapid.Int64().Draw(t, "timestamp"))
@@ -113,10 +117,15 @@ func TestEnvelopeMalformed(t *testing.T) {
 		_, err := envelopeOf(good[:n])
 		require.Error(t, err, "cut after %d bytes", n)
 	}
-	unknown := append([]byte(nil), good...)
-	unknown[at] |= byte((flagsKnown + 1) & 0x7F)
+	require.Less(t, good[at], byte(0x80), "flags of one byte")
+	unknown := append(wire.AppendUvarint(append([]byte(nil), good[:at]...), uint64(good[at])|(flagsKnown+1)), good[at+1:]...)
 	_, err := envelopeOf(unknown)
 	require.ErrorIs(t, err, wire.ErrMalformed, "an unknown flag")
+	for _, group := range []string{"", strings.Repeat("g", MaxNameBytes+1)} {
+		bad := append(wire.AppendUvarint(append([]byte(nil), good[:at]...), flagGroup|flagGivenID), 0) // priority
+		_, err = envelopeOf(append(wire.AppendString(bad, group), good[at+2:]...))
+		require.ErrorIs(t, err, wire.ErrMalformed, "a group of %d bytes", len(group))
+	}
 	_, err = envelopeOf(appendTick(nil, 1))
 	require.ErrorIs(t, err, wire.ErrMalformed, "a command without a message")
 }

@@ -61,7 +61,11 @@ func (q *queue) pushReady(e entry) {
 
 // insertReady adds a message to the ready ones at the place that its seq gives it.
 func (q *queue) insertReady(e entry) {
-	q.ready.insert(e)
+	if name := q.extraOf(e).group; name != "" {
+		q.insertGrouped(e, name)
+	} else {
+		q.ready.insert(e)
+	}
 	q.list(e)
 }
 
@@ -79,11 +83,30 @@ func (q *queue) list(e entry) {
 	}
 }
 
-// popReady takes the next message to serve. There must be one.
-func (q *queue) popReady() entry {
-	e := q.ready.pop()
+// popReady takes the next message to serve. There must be one, see servable.
+func (q *queue) popReady() (e entry) {
+	if q.groups.isEmpty() {
+		e = q.ready.pop()
+	} else {
+		e = q.popNext()
+	}
 	q.unlist(e)
 	return e
+}
+
+// takeReady takes a ready message that is not served: it ends, or is put back. Until then it counts against its group. False: it
+// is not there.
+func (q *queue) takeReady(level uint8, seq uint64) (entry, bool) {
+	e, ok := q.ready.remove(level, seq)
+	if !ok {
+		return e, false
+	}
+	if g := q.groupOf(e); g != nil {
+		q.groups.seats.Delete(seat{level: g.level, turn: g.turn})
+		q.engage(g, &e)
+	}
+	q.unlist(e)
+	return e, true
 }
 
 // unlist removes e, which is not ready any more, from expiring.
@@ -122,14 +145,11 @@ func (q *queue) expireReady(out []effect) []effect {
 		return out
 	}
 	for range stepLimit {
-		next, listed, ok := q.nextExpiry()
+		next, _, ok := q.nextExpiry()
 		if !ok || next.at > q.now {
 			break
 		}
-		e, _ := q.ready.remove(next.level, next.seq)
-		if listed {
-			q.expiring.Delete(next)
-		}
+		e, _ := q.takeReady(next.level, next.seq)
 		q.count.Expired++
 		out = q.kill(e, deadExpired, "", out)
 	}
@@ -142,8 +162,10 @@ func (q *queue) lapse(out []effect) []effect {
 		if !q.expiring.Has(x) {
 			continue
 		}
-		e, _ := q.ready.remove(x.level, x.seq)
-		q.expiring.Delete(x)
+		e, ok := q.takeReady(x.level, x.seq)
+		if !ok {
+			continue // it stands at another level since, and in lapsing again
+		}
 		q.count.Expired++
 		out = q.kill(e, deadExpired, "", out)
 	}

@@ -13,6 +13,7 @@ type extra struct {
 	seq   uint64
 	ttl   time.Duration // Message.TTL: 0 for ever, or NoWait
 	start instant       // the TTL counts from here; 0: from the arrival
+	group string        // Message.GroupID
 }
 
 func bySeqExtra(a, b extra) bool { return a.seq < b.seq }

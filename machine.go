@@ -337,9 +337,8 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	if holder == nil {
 		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
 	}
-	if q.ready.n == 0 {
-		m.arm(q)
-		return Answer{Code: answerEmpty}, out
+	if !q.servable() {
+		return Answer{Code: answerEmpty}, m.touch(q, out)
 	}
 	out = q.lend(holder, out)
 	e := out[len(out)-1] // the loan goes into the answer instead

@@ -41,7 +41,7 @@ func TestMachineModel(t *testing.T) {
 		for name, n := range map[string]int{
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
-			"delays": total.delays, "expired messages": total.expired, "updates": total.updates,
+			"delays": total.delays, "expired messages": total.expired, "updates": total.updates, "held groups": total.held,
 			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
@@ -58,7 +58,7 @@ func TestMachineModel(t *testing.T) {
 type walkCount struct {
 	walks, commands, snapshots, checks                         int
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
-	sessions, delays, expired, duplicates, updates             int
+	sessions, delays, expired, duplicates, updates, held       int
 	amended                                                    [amendReplay + 1]int
 }
 
@@ -82,6 +82,7 @@ func (c *walkCount) add(o walkCount) {
 	}
 	c.duplicates += o.duplicates
 	c.updates += o.updates
+	c.held += o.held
 }
 
 // walker takes one machine and one model through a walk.
@@ -310,6 +311,9 @@ func (w *walker) stateOf(q *queue, p *plainQueue) {
 		w.t.Fatalf("queue %+v, next %d, turn %d; want %d %+v, next %d, turn %d",
 			q.def, q.nextSeq, q.roster.turn, p.id, p.def, p.nextSeq, p.turn)
 	}
+	if p.in(plainReady) > 0 && p.next() == nil {
+		w.count.held++
+	}
 	count := q.count
 	count.bytesIn, count.bytesGone = 0, 0
 	if count != p.count {
@@ -368,7 +372,7 @@ func (w *walker) entry(p *plainQueue, e entry, state plainState) *plainMessage {
 	m := p.messages[i]
 	want := entry{
 		seq: m.seq, ref: m.ref, arrived: m.arrived, size: m.size, deliveries: m.deliveries, failures: m.failures, level: uint8(m.level),
-		extra: e.extra,
+		extra: e.extra, counted: m.group != "" && (state == plainLent || state == plainDelayed && m.deliveries > 0),
 	}
 	if e != want || m.state != state {
 		w.t.Fatalf("queue %q: message %+v in state %d, want %+v in state %d", p.def.Name, e, state, want, m.state)

@@ -30,6 +30,10 @@ type plainQueue struct {
 	consumers []*plainConsumer
 	known     []plainID // that deduplication remembers, in order
 	count     counters  // bytes aside
+
+	groupTurn uint64            // turns taken since there are groups
+	turns     map[string]uint64 // of each group that has a message ready, lent, or resting after a loan
+	loose     map[int]uint64    // by level: when one without a group was last lent
 }
 
 type plainState int
@@ -39,6 +43,7 @@ const (
 	plainLent
 	plainDelayed
 	plainDying
+	plainInHand // on the way to another queue
 )
 
 type plainMessage struct {
@@ -52,6 +57,8 @@ type plainMessage struct {
 	state      plainState
 	ttl        time.Duration // its own; 0: none
 	since      instant       // the TTL counts from here
+	group      string
+	engaged    bool // in hand: it counts against its group
 
 	at       instant // delayed: until when; lent: the deadline; dying: since when
 	holder   *plainConsumer
@@ -111,7 +118,7 @@ type plainDeath struct {
 func newPlainMachine() *plainMachine {
 	p := &plainMachine{nextID: parkingID + 1}
 	parking := &plainQueue{id: parkingID, nextSeq: 1}
-	parking.def = Queue{Name: ParkingQueue, Priorities: 1, MaxRetries: NoLimit, AckDeadline: 30 * time.Minute}
+	parking.def = Queue{Name: ParkingQueue, Priorities: 1, MaxRetries: NoLimit, AckDeadline: 30 * time.Minute, GroupConcurrency: 1}
 	p.queues = append(p.queues, parking)
 	return p
 }
@@ -202,17 +209,6 @@ func (q *plainQueue) in(state plainState) int {
 	return n
 }
 
-// next is the message to serve: the highest level, in it the lowest seq.
-func (q *plainQueue) next() *plainMessage {
-	var best *plainMessage
-	for _, m := range q.messages {
-		if m.state == plainReady && (best == nil || m.level > best.level) {
-			best = m
-		}
-	}
-	return best
-}
-
 // eligible is the consumer to serve: of those with room the one of the highest priority, then the one with least on loan,
 // then the one served longest ago, then the one that came first.
 func (q *plainQueue) eligible() *plainConsumer {
@@ -235,7 +231,9 @@ func (q *plainQueue) eligible() *plainConsumer {
 }
 
 func (q *plainQueue) enqueue(ref Ref, size uint32, msg Message) {
-	m := &plainMessage{seq: q.nextSeq, ref: ref, size: size, arrived: q.now, level: int(msg.Priority), ttl: msg.TTL, since: q.now}
+	m := &plainMessage{
+		seq: q.nextSeq, ref: ref, size: size, arrived: q.now, level: int(msg.Priority), ttl: msg.TTL, since: q.now, group: msg.GroupID,
+	}
 	if !msg.DeliverAt.IsZero() {
 		if at := instant(msg.DeliverAt.UnixNano()); at > q.now {
 			m.state, m.at, m.since = plainDelayed, at, at
@@ -247,12 +245,23 @@ func (q *plainQueue) enqueue(ref Ref, size uint32, msg Message) {
 	q.nextSeq++
 	q.count.Enqueued++
 	q.messages = append(q.messages, m)
+	if m.state == plainReady {
+		q.ready(m)
+	}
 }
 
 func (q *plainQueue) lend(m *plainMessage, c *plainConsumer) plainLoan {
 	c.lastTag++
 	q.turn++
 	c.turn = q.turn
+	if len(q.turns) > 0 {
+		q.groupTurn++
+		if m.group == "" {
+			q.loose[m.level] = q.groupTurn
+		} else {
+			q.turns[m.group] = q.groupTurn
+		}
+	}
 	m.state, m.holder, m.tag, m.at = plainLent, c, c.lastTag, q.now+instant(q.def.AckDeadline)
 	m.extended = false
 	m.deliveries++
@@ -320,9 +329,11 @@ func (q *plainQueue) due(r *report) {
 		q.count.TimedOut++
 		q.fail(m, q.pause(m), "no verdict before the deadline", r)
 	}
-	for _, m := range q.messages {
+	byTime := slices.Clone(q.messages)
+	slices.SortStableFunc(byTime, func(a, b *plainMessage) int { return cmp.Compare(a.at, b.at) })
+	for _, m := range byTime {
 		if m.state == plainDelayed && m.at <= q.now {
-			m.state = plainReady
+			q.ready(m)
 			if life, mortal := q.life(m); mortal && life == 0 && m.deliveries == 0 && m.since > m.arrived {
 				m.since = q.now
 			}
@@ -382,7 +393,7 @@ func (q *plainQueue) fail(m *plainMessage, pause time.Duration, note string, r *
 func (q *plainQueue) rest(m *plainMessage, pause time.Duration) {
 	m.holder = nil
 	if pause <= 0 {
-		m.state = plainReady
+		q.ready(m)
 		return
 	}
 	m.state, m.at = plainDelayed, q.now+instant(pause)
@@ -397,6 +408,7 @@ func (q *plainQueue) die(m *plainMessage, reason, note string, r *report) {
 		return
 	}
 	m.state, m.reason, m.note, m.at = plainDying, reason, note, q.now
+	q.endGroups()
 	r.forward = append(r.forward, q.death(m))
 }
 
@@ -407,6 +419,7 @@ func (q *plainQueue) death(m *plainMessage) plainDeath {
 func (q *plainQueue) remove(m *plainMessage, r *report) {
 	i := slices.Index(q.messages, m)
 	q.messages = slices.Delete(q.messages, i, i+1)
+	q.endGroups()
 	r.freed = append(r.freed, m.ref)
 }
 
@@ -420,8 +433,10 @@ func (p *plainMachine) enqueue(ref Ref, size uint32, msg Message, died bool, tar
 		}
 		code = answerOK
 		dedup := msg.ID != "" && !died && q.def.Dedup.MaxIDs > 0
-		if dedup {
+		if q.def.Dedup.MaxIDs > 0 {
 			q.due(r)
+		}
+		if dedup {
 			if again, replaced := q.repeats(ref, size, msg, r); again {
 				if replaced {
 					kept++
@@ -661,7 +676,7 @@ func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg M
 	switch c.what {
 	case amendPromote:
 		if m.state == plainDelayed {
-			m.state = plainReady
+			q.ready(m)
 			if life, mortal := q.life(m); m.since > q.now || mortal && life == 0 && m.deliveries == 0 && m.since > m.arrived {
 				m.since = q.now
 			}
@@ -674,15 +689,15 @@ func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg M
 		return answerOK, 1
 	case amendReplay:
 		// It leaves first; nobody can be served meanwhile.
-		q.messages = slices.DeleteFunc(q.messages, func(o *plainMessage) bool { return o == m })
+		state := m.state
+		m.state, m.engaged = plainInHand, state == plainReady || m.deliveries > 0
 		code, kept := p.enqueue(ref, size, msg, true, targets, r)
 		if kept == 0 {
-			q.messages = append(q.messages, m)
-			slices.SortFunc(q.messages, func(a, b *plainMessage) int { return cmp.Compare(a.seq, b.seq) })
+			m.state = state
 			return code, 0
 		}
 		q.count.Replayed++
-		r.freed = append(r.freed, m.ref)
+		q.remove(m, r)
 		return code, kept
 	}
 	return answerOK, 0
@@ -731,6 +746,7 @@ func (p *plainMachine) update(def Queue, r *report) error {
 	for _, m := range q.messages {
 		m.level = min(m.level, def.Priorities-1)
 	}
+	q.mergeTurns()
 	q.settled(r)
 	r.topology = true
 	return nil

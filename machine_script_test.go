@@ -22,17 +22,17 @@ import (
 // nothing but when it asks to be woken.
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
-//	      [ttl=D|none]
+//	      [ttl=D|none] [groups=N|none]
 //	update q [the same]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
 //	      [dedup=D] [until-done] [duplicate=replace|bump] [max-ids=N]
-//	enqueue m1 q[,q2] [priority=N] [ttl=D|none] [delay=D] [id=ID]     none: NoWait
+//	enqueue m1 q[,q2] [priority=N] [ttl=D|none] [delay=D] [id=ID] [group=WORD]     none: NoWait
 //	ack c1 N | nack c1 N [pause=D] [note=WORD] | reject c1 N [note=WORD] | release c1 N [pause=D] | extend c1 N by=D
 //	ack-up-to c1 N | take c1
 //	tick [+D] | at +D                 move the clock, with a command or without
-//	purge q | move m1 q TARGET[,TARGET] | forwarded m1 q
+//	purge q | move m1 q TARGET[,TARGET] [priority=N] [group=WORD] | forwarded m1 q
 //	cancel m1 q | promote m1 q | priority m1 q N | edit m1 q as=m2 [read=m3] | replay m1 q TARGET [priority=N] | replayed m1 q
 //	snapshot                          go on with a machine that was decoded, and leads
 //	show q                            what the queue holds
@@ -338,6 +338,9 @@ func (a *scriptArgs) only() (only removeOnly) {
 
 func (s *script) definition(a *scriptArgs) Queue {
 	def := Queue{Name: a.word(1), Priorities: a.number("priorities", 0), AckDeadline: a.duration("deadline", 0)}
+	if def.GroupConcurrency = NoLimit; a.value["groups"] != "none" {
+		def.GroupConcurrency = a.number("groups", 0)
+	}
 	switch retries := a.value["retries"]; retries {
 	case "":
 	case "none":
@@ -454,7 +457,9 @@ func (s *script) amend(a *scriptArgs) {
 
 // message ends a command with a message and names it.
 func (s *script) message(a *scriptArgs, cmd []byte, targets int) {
-	m := Message{Priority: uint8(a.number("priority", 0)), TTL: a.ttl(), ID: a.value["id"], Body: []byte(a.word(1))}
+	m := Message{
+		Priority: uint8(a.number("priority", 0)), TTL: a.ttl(), ID: a.value["id"], GroupID: a.value["group"], Body: []byte(a.word(1)),
+	}
 	if d := a.duration("delay", 0); d > 0 {
 		m.DeliverAt = time.Unix(0, int64(s.now)).Add(d)
 	}

@@ -157,6 +157,9 @@ func (w *walker) message() Message {
 	if !w.one(3) {
 		m.ID = fmt.Sprintf("id%d", w.rng.IntN(12))
 	}
+	if w.one(3) {
+		m.GroupID = []string{"a", "b", "c", "d", "e"}[w.rng.IntN(5)]
+	}
 	if w.one(8) {
 		m.DeliverAt = time.Unix(0, int64(w.clock)).Add(time.Duration(w.rng.IntN(5)-1) * 900 * time.Millisecond)
 	}
@@ -495,6 +498,7 @@ func (w *walker) settings(def *Queue) {
 		}
 		def.Dedup.UntilDone = def.Dedup.Window == 0
 	}
+	def.GroupConcurrency = []int{0, 0, 2, 3, NoLimit}[w.rng.IntN(5)]
 	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 }
 
@@ -585,7 +589,7 @@ func describeCommand(cmd []byte) string {
 			ids = append(ids, r.Uvarint())
 		}
 		m := decodeEnvelope(&r)
-		what = fmt.Sprintf("from %d seq %d to %v priority %d id %q", from, seq, ids, m.priority, m.id)
+		what = fmt.Sprintf("from %d seq %d to %v priority %d id %q group %q", from, seq, ids, m.priority, m.id, m.group)
 	case cmdAttach:
 		what = decodeAttach(&r)
 	case cmdDetach:

@@ -19,6 +19,17 @@ type Message struct {
 	// consumers can recognise a repetition, and so can a queue with a Dedup. The broker makes one if it is empty.
 	ID       string
 	Priority uint8 // see Queue.Priorities
+	// GroupID is a key, such as a customer or a document, whose messages must not be worked on at the same time: at most
+	// MaxNameBytes, "" for none. In each queue at most one message of a group is on loan (see Queue.GroupConcurrency), in the
+	// order of their arrival there whatever their priorities. One that failed, or was released for later, holds its group back
+	// while it rests; once it is acked or dead, the next may go. Other groups, and messages without one, pass. A message that its
+	// publisher delayed takes its place when it is ready, and holds nobody back before. One that replaces another, see Dedup, keeps
+	// the group of the first.
+	//
+	// Groups take turns, so that many messages of one do not hold up the others: the next delivery is from the highest level
+	// at which a group, by its first message, or a message without a group waits, and there from the one that was served
+	// longest ago; the messages without a group take turns as one group would. The group stays with a message that dies.
+	GroupID string
 	// TTL is how long the message may wait in a queue, counted from its arrival there, or from when it became ready if it was
 	// delayed; at most MaxDelay. Then it is dead, with ReasonExpired. 0: for ever; NoWait: it goes to a consumer that has room
 	// when it arrives, or is dead. Of Queue.TTL and this the shorter one counts. A message on loan does not expire; if it comes back

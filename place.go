@@ -149,7 +149,7 @@ func (q *queue) lookReady(after place, enough int, out []sight) []sight {
 		if l == int(after.level) {
 			from = after.seq + 1
 		}
-		r.lines[l].from(from, func(e entry) bool {
+		r.from(l, from, func(e entry) bool {
 			out = append(out, sight{place: place{seq: e.seq, state: StateReady, level: e.level}, entry: e})
 			return len(out) < enough
 		})

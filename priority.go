@@ -21,20 +21,25 @@ type entry struct {
 	failures   uint32  // times it went wrong
 	level      uint8   // 0 is served last
 	extra      bool    // there is more about it in queue.extras
+	counted    bool    // on loan or resting, it counts against the limit of its group
 }
 
 // readySet holds the messages that wait for a consumer: one line per priority level, each
 // in order of arrival. Push and pop cost the same for 1 level or 256, and for ten
 // messages or ten million; a message that comes back goes to its old place.
 //
+// A message with a group stands beside the lines, since it may have to wait for others of its group: which one is next, group.go
+// says. Top, pop and first know only the lines; all else knows both.
+//
 // Invariants, tested by check:
 //  1. Each line is in ascending order of seq, and all in it have its level.
 //  2. Bit l of occupied is set if and only if line l is not empty.
-//  3. n and bytes are the sums over all lines.
+//  3. n and bytes are the sums over all lines and grouped.
 //  4. No block is empty, and none is the spare one.
 type readySet struct {
 	lines    []line
 	occupied [MaxPriorities / 64]uint64
+	grouped  *btree.BTreeG[entry] // messages with a group, by level and seq; nil until there is one
 	n        int
 	bytes    int64
 	spare    *block // one emptied block, kept for the next push
@@ -60,6 +65,8 @@ type block struct {
 const blockEntries = 128
 
 func bySeq(a, b entry) bool { return a.seq < b.seq }
+
+func byLevel(a, b entry) bool { return a.level < b.level || a.level == b.level && a.seq < b.seq }
 
 func newReadySet(levels int) readySet { return readySet{lines: make([]line, levels)} }
 
@@ -141,6 +148,32 @@ func (r *readySet) insert(e entry) {
 	r.added(e)
 }
 
+// insertGrouped adds e, which has a group, at the place that its seq gives it.
+func (r *readySet) insertGrouped(e entry) {
+	if r.grouped == nil {
+		r.grouped = btree.NewG(16, byLevel)
+	}
+	r.grouped.ReplaceOrInsert(e)
+	r.n++
+	r.bytes += int64(e.size)
+}
+
+// removeGrouped takes out a message with a group. False: it is not there.
+func (r *readySet) removeGrouped(level uint8, seq uint64) (entry, bool) {
+	if r.grouped == nil {
+		return entry{}, false
+	}
+	e, ok := r.grouped.Delete(entry{level: level, seq: seq})
+	if ok {
+		r.n--
+		r.bytes -= int64(e.size)
+	}
+	return e, ok
+}
+
+// loose is the number of messages without a group.
+func (r *readySet) loose() int { return r.n - treeLen(r.grouped) }
+
 func (r *readySet) added(e entry) {
 	r.occupied[e.level/64] |= 1 << (e.level % 64)
 	r.n++
@@ -157,8 +190,20 @@ func (r *readySet) top() int {
 	panic("bourse: top of an empty ready set")
 }
 
-// occupiedFrom is the highest level that is not empty, from level downwards; -1 if there is none.
+// occupiedFrom is the highest level at which something waits, with or without a group, from level downwards; -1 if there is none.
 func (r *readySet) occupiedFrom(level int) int {
+	found := r.lineFrom(level)
+	if level >= 0 && r.grouped != nil {
+		r.grouped.DescendLessOrEqual(entry{level: uint8(level), seq: math.MaxUint64}, func(e entry) bool {
+			found = max(found, int(e.level))
+			return false
+		})
+	}
+	return found
+}
+
+// lineFrom is the highest line that is not empty, from level downwards; -1 if there is none.
+func (r *readySet) lineFrom(level int) int {
 	for ; level >= 0; level-- {
 		if w := r.occupied[level/64] << (63 - level%64); w != 0 {
 			return level - bits.LeadingZeros64(w)
@@ -212,16 +257,30 @@ func (r *readySet) first() entry {
 	return first
 }
 
+// any is one of the messages: the first of the highest level, or one with a group if there are no others. The set must not be empty.
+func (r *readySet) any() entry {
+	if r.loose() > 0 {
+		return r.first()
+	}
+	e, _ := r.grouped.Min()
+	return e
+}
+
 // find returns the message seq of a level, and whether it is there. Its cost grows with the logarithm of what waits.
 func (r *readySet) find(level uint8, seq uint64) (entry, bool) {
 	l := &r.lines[level]
 	if n, i, ok := l.search(seq); ok {
 		return l.row[n].entries[i], true
 	}
-	if l.returned == nil {
+	if l.returned != nil {
+		if e, ok := l.returned.Get(entry{seq: seq}); ok {
+			return e, true
+		}
+	}
+	if r.grouped == nil {
 		return entry{}, false
 	}
-	return l.returned.Get(entry{seq: seq})
+	return r.grouped.Get(entry{level: level, seq: seq})
 }
 
 // search finds the place of seq in the row: that of the first entry that is not before it, and whether that is seq. If all are
@@ -239,6 +298,29 @@ func (l *line) search(seq uint64) (n, i int, found bool) {
 		return cmp.Compare(e.seq, seq)
 	})
 	return n, b.first + i, found
+}
+
+// from calls yield with the messages of a level from seq on, in order, until it returns false.
+func (r *readySet) from(level int, seq uint64, yield func(entry) bool) {
+	l := &r.lines[level]
+	if treeLen(r.grouped) == 0 {
+		l.from(seq, yield)
+		return
+	}
+	for {
+		next, ok := entry{}, false
+		l.from(seq, func(e entry) bool { next, ok = e, true; return false })
+		r.grouped.AscendGreaterOrEqual(entry{level: uint8(level), seq: seq}, func(e entry) bool {
+			if int(e.level) == level && (!ok || e.seq < next.seq) {
+				next, ok = e, true
+			}
+			return false
+		})
+		if !ok || !yield(next) {
+			return
+		}
+		seq = next.seq + 1
+	}
 }
 
 // from calls yield with the messages of l from seq on, in order, until it returns false.
@@ -271,14 +353,13 @@ func (r *readySet) remove(level uint8, seq uint64) (entry, bool) {
 	l := &r.lines[level]
 	n, i, ok := l.search(seq)
 	if !ok {
-		if l.returned == nil {
-			return entry{}, false
+		if l.returned != nil {
+			if e, ok := l.returned.Delete(entry{seq: seq}); ok {
+				r.removed(e)
+				return e, true
+			}
 		}
-		e, ok := l.returned.Delete(entry{seq: seq})
-		if ok {
-			r.removed(e)
-		}
-		return e, ok
+		return r.removeGrouped(level, seq)
 	}
 	b := l.row[n]
 	e := b.entries[i]
@@ -345,8 +426,10 @@ type readyView struct {
 }
 
 type lineView struct {
+	level    uint8
 	blocks   []blockView
 	returned *btree.BTreeG[entry]
+	grouped  *btree.BTreeG[entry] // of all levels; nil: none
 }
 
 // blockView is entries[first:last] of a block.
@@ -362,12 +445,18 @@ func (r *readySet) view() readyView { return r.look(true) }
 
 func (r *readySet) look(share bool) readyView {
 	v := readyView{n: r.n}
+	grouped := r.grouped
+	if treeLen(grouped) == 0 {
+		grouped = nil
+	} else if share {
+		grouped = grouped.Clone()
+	}
 	for i := range r.lines {
 		l := &r.lines[i]
-		if l.empty() {
+		if l.empty() && grouped == nil {
 			continue
 		}
-		var lv lineView
+		lv := lineView{level: uint8(i), grouped: grouped}
 		for _, b := range l.row[l.head:] {
 			b.shared = b.shared || share
 			lv.blocks = append(lv.blocks, blockView{b, b.first, b.last})
@@ -383,29 +472,61 @@ func (r *readySet) look(share bool) readyView {
 // each is readySet.each for a view.
 func (v readyView) each(yield func(entry) bool) {
 	for _, l := range v.lines {
-		var back []entry
-		if l.returned != nil && l.returned.Len() > 0 {
-			back = make([]entry, 0, l.returned.Len())
-			l.returned.Ascend(func(e entry) bool { back = append(back, e); return true })
+		if !l.each(yield) {
+			return
 		}
-		for _, b := range l.blocks {
-			for i := b.first; i < b.last; i++ {
-				e := b.block.entries[i]
-				for len(back) > 0 && back[0].seq < e.seq {
-					if !yield(back[0]) {
-						return
-					}
-					back = back[1:]
-				}
-				if !yield(e) {
-					return
-				}
+	}
+}
+
+// each yields the messages of the line, those with a group in between, and reports whether yield always wanted more.
+func (l *lineView) each(yield func(entry) bool) bool {
+	c, on := lineCursor{blocks: l.blocks}, true
+	if l.returned != nil && l.returned.Len() > 0 {
+		c.back = make([]entry, 0, l.returned.Len())
+		l.returned.Ascend(func(e entry) bool { c.back = append(c.back, e); return true })
+	}
+	if l.grouped != nil {
+		l.grouped.AscendGreaterOrEqual(entry{level: l.level}, func(e entry) bool {
+			if e.level != l.level {
+				return false
 			}
+			on = c.before(e.seq, yield) && yield(e)
+			return on
+		})
+	}
+	return on && c.before(math.MaxUint64, yield)
+}
+
+// lineCursor is how far a walk through the blocks of a line, and what was returned to it, has come.
+type lineCursor struct {
+	blocks []blockView
+	passed int // of blocks[0]
+	back   []entry
+}
+
+// before yields what comes before seq, and reports whether yield always wanted more.
+func (c *lineCursor) before(seq uint64, yield func(entry) bool) bool {
+	for {
+		var next *entry
+		if len(c.blocks) > 0 {
+			b := &c.blocks[0]
+			next = &b.block.entries[b.first+c.passed]
 		}
-		for _, e := range back {
-			if !yield(e) {
-				return
-			}
+		fromBack := len(c.back) > 0 && (next == nil || c.back[0].seq < next.seq)
+		if fromBack {
+			next = &c.back[0]
+		}
+		if next == nil || next.seq >= seq {
+			return true
+		}
+		e := *next
+		if fromBack {
+			c.back = c.back[1:]
+		} else if c.passed++; c.blocks[0].first+c.passed == c.blocks[0].last {
+			c.blocks, c.passed = c.blocks[1:], 0
+		}
+		if !yield(e) {
+			return false
 		}
 	}
 }

@@ -356,6 +356,9 @@ func (b *Broker) checkMessage(m *Message) error {
 			return err
 		}
 	}
+	if err := validateKey("Message.GroupID", m.GroupID); err != nil {
+		return err
+	}
 	if len(m.Body) > b.opts.MaxBodyBytes {
 		return &InvalidError{"Message.Body", fmt.Sprintf("%d bytes, limit %d", len(m.Body), b.opts.MaxBodyBytes)}
 	}

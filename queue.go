@@ -18,7 +18,7 @@ type instant int64
 //  1. Each message that was accepted is in exactly one account: ready, on loan, delayed,
 //     dying or gone; the accounts add up, in messages and in bytes.
 //  2. A consumer has at most its prefetch on loan.
-//  3. After a command, no message is ready while a consumer has room.
+//  3. After a command, no message is ready while a consumer has room, unless its group is held.
 //  4. now never decreases.
 //  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying or the
 //     queue was updated.
@@ -40,6 +40,7 @@ type queue struct {
 	dying    *btree.BTreeG[dying]    // nil until a message dies
 	extras   *btree.BTreeG[extra]    // nil until a message has one
 	expiring *btree.BTreeG[expiring] // of the ready; nil until one must be listed
+	groups   *groups                 // nil until a message has a group
 	lapsing  []expiring              // came with this command and must not wait; empty between commands
 
 	delayedBytes, dyingBytes int64
@@ -128,7 +129,7 @@ func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	q.count.Enqueued++
 	q.count.bytesIn += uint64(size)
 	q.remember(&e, a.key)
-	x := extra{seq: e.seq, ttl: a.ttl}
+	x := extra{seq: e.seq, ttl: a.ttl, group: q.groupName(a.group)}
 	if a.readyAt > q.now {
 		x.start = min(a.readyAt, q.now+instant(MaxDelay))
 	}
@@ -144,7 +145,7 @@ func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 
 // dispatch lends ready messages to consumers until one of both has run out.
 func (q *queue) dispatch(out []effect) []effect {
-	for q.ready.n > 0 {
+	for q.servable() {
 		c := q.roster.next()
 		if c == nil {
 			break
@@ -251,6 +252,7 @@ func (q *queue) rested(e entry) {
 
 // kill ends the life of e in this queue. Unless the dead are discarded it stays as dying until moved.
 func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []effect {
+	q.uncount(&e)
 	q.count.Dead++
 	q.done(&e)
 	if q.def.DeadLetter.Discard || reason == deadExpired && q.def.DeadLetter.Exchange == "" {
@@ -295,6 +297,7 @@ func (q *queue) isDying(seq uint64) bool {
 
 // gone says that nothing in this queue refers to e any more.
 func (q *queue) gone(e entry, out []effect) []effect {
+	q.uncount(&e)
 	q.count.bytesGone += uint64(e.size)
 	q.done(&e)
 	q.forget(e)
@@ -411,7 +414,9 @@ func (q *queue) due() instant {
 func (q *queue) purge(out []effect) (uint64, []effect) {
 	n := uint64(0)
 	for q.ready.n > 0 {
-		out = q.gone(q.popReady(), out)
+		e := q.ready.any()
+		e, _ = q.takeReady(e.level, e.seq)
+		out = q.gone(e, out)
 		n++
 	}
 	for q.delayed != nil && q.delayed.Len() > 0 {

@@ -22,6 +22,7 @@ var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.Retry = to.Retry },
 	func(q, to *Queue) { q.AckDeadline = to.AckDeadline },
 	func(q, to *Queue) { q.TTL = to.TTL },
+	func(q, to *Queue) { q.GroupConcurrency = to.GroupConcurrency },
 	func(q, to *Queue) { q.DeadLetter = to.DeadLetter },
 	func(q, to *Queue) { q.Dedup = to.Dedup },
 }
@@ -179,13 +180,14 @@ func (m *machine) updatedHere(q *queue) bool {
 //     long is found by expire,
 //   - with fewer priorities, what is above the highest level joins it, in order of arrival; with more of them, what is here
 //     keeps its level,
+//   - a group that has more at work than a lower limit of GroupConcurrency goes on when it has less,
 //   - loans keep the deadline that they have, and pauses their end,
 //   - the retry limit is looked at when a message fails the next time,
 //   - an id is remembered for the new window from when its message came; those above a lower limit are forgotten, and
 //     all are if Window takes the place of UntilDone or the other way round.
 //
 // It costs time in the number of ready messages if fewer priorities are left or the TTL becomes NoWait; if the TTL changes,
-// in that of those that came back or have an extra.
+// in that of those that came back or have an extra; if the limit of groups changes, in that of the groups.
 func (q *queue) redefine(d Queue) {
 	had := q.def.Queue
 	q.def.Queue = d
@@ -200,6 +202,9 @@ func (q *queue) redefine(d Queue) {
 	}
 	if d.Priorities < had.Priorities {
 		q.clampOthers()
+	}
+	if d.GroupConcurrency != had.GroupConcurrency || d.Priorities != had.Priorities {
+		q.regroup()
 	}
 	if d.TTL != had.TTL || d.Priorities < had.Priorities {
 		q.relist()
@@ -316,5 +321,11 @@ func (q *queue) relist() {
 				return true
 			})
 		}
+	}
+	if q.ready.grouped != nil {
+		q.ready.grouped.Ascend(func(e entry) bool {
+			q.list(e)
+			return true
+		})
 	}
 }

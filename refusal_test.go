@@ -126,6 +126,7 @@ func TestRefusals(t *testing.T) {
 			bourse.Binding{Exchange: "direct", Destination: bad.name}, "Binding.Destination", bad.says)
 		declare("a binding, exchange "+bad.what, invalid, bourse.Binding{Exchange: bad.name, Queue: "q"}, "Binding.Exchange", bad.says)
 		publish("a routing key "+bad.what, invalid, bourse.Message{RoutingKey: bad.name}, "Message.RoutingKey", bad.says)
+		publish("a group "+bad.what, invalid, bourse.Message{RoutingKey: "q", GroupID: bad.name}, "Message.GroupID", bad.says)
 		publish("an id "+bad.what, invalid, bourse.Message{RoutingKey: "q", ID: bad.name}, "Message.ID", bad.says)
 		publish("to an exchange "+bad.what, bourse.ErrNoExchange, bourse.Message{Exchange: bad.name})
 		row("subscribe to a queue "+bad.what, bourse.ErrNotFound, func() error {
@@ -208,6 +209,10 @@ func TestRefusals(t *testing.T) {
 	} {
 		declare("deduplication, "+c.name, invalid, queue(func(q *bourse.Queue) { q.Dedup = c.dedup }), c.field)
 	}
+	for _, n := range []int{-2, bourse.MaxGroupConcurrency + 1} {
+		declare(fmt.Sprint("group concurrency ", n), invalid, queue(func(q *bourse.Queue) { q.GroupConcurrency = n }),
+			"Queue.GroupConcurrency", fmt.Sprint(n))
+	}
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {
 		declare(fmt.Sprint("deadline ", d), invalid, queue(func(q *bourse.Queue) { q.AckDeadline = d }), "Queue.AckDeadline", d.String())
 	}
@@ -268,6 +273,7 @@ func TestRefusals(t *testing.T) {
 	redeclare("Retry.Jitter", func(d *bourse.Queue) { d.Retry.Jitter = 0.1 })
 	redeclare("Retry.Pauses", func(d *bourse.Queue) { d.Retry = bourse.Backoff{Pauses: []time.Duration{1, 2}} })
 	redeclare("TTL", func(d *bourse.Queue) { d.TTL = time.Minute })
+	redeclare("GroupConcurrency", func(d *bourse.Queue) { d.GroupConcurrency = 2 })
 	redeclare("AckDeadline", func(d *bourse.Queue) { d.AckDeadline = 0 })
 	redeclare("DeadLetter.Exchange", func(d *bourse.Queue) { d.DeadLetter.Exchange = "direct" })
 	redeclare("Dedup.Window", func(d *bourse.Queue) { d.Dedup.Window = 1 })

@@ -21,7 +21,8 @@ import (
 //	topology  length and bytes, see topology.appendTo; for roleQueue the id, the Queue and its revision
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
-//	          extras    count, then by seq: seq, ttl, start
+//	          extras    count, then by seq: seq, ttl, start, group
+//	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
 //	          ready     count, then by level and seq: entry
 //	          delayed   count, then by time: at, entry
@@ -89,6 +90,8 @@ type queueView struct {
 	head    []byte
 	extras  *btree.BTreeG[extra]
 	ids     *btree.BTreeG[remembered]
+	groups  *btree.BTreeG[seat]
+	order   []byte // of the groups
 	ready   readyView
 	delayed *btree.BTreeG[delayed]
 	dying   *btree.BTreeG[dying]
@@ -122,6 +125,10 @@ func (q *queue) view() queueView {
 		v.extras = q.extras.Clone()
 	}
 	v.ids = q.ids.view()
+	v.order = q.groups.head(nil)
+	if !q.groups.isEmpty() {
+		v.groups = q.groups.seats.Clone()
+	}
 	if q.delayed != nil {
 		v.delayed = q.delayed.Clone()
 	}
@@ -174,6 +181,14 @@ func (v *view) write(emit func(piece []byte) error) error {
 				buf = wire.AppendUvarint(buf, x.seq)
 				buf = wire.AppendVarint(buf, int64(x.ttl))
 				buf = wire.AppendVarint(buf, int64(x.start))
+				buf = wire.AppendString(buf, x.group)
+				return room()
+			})
+		}
+		buf = append(buf, q.order...)
+		if q.groups != nil {
+			q.groups.Ascend(func(s seat) bool {
+				buf = wire.AppendString(wire.AppendUvarint(buf, s.turn), s.group.name)
 				return room()
 			})
 		}
@@ -314,6 +329,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 	}
 	q.roster.turn = r.Uvarint()
 	q.decodeExtras(r)
+	seated := q.decodeGroups(r)
 	q.decodeIDs(r)
 	extras, ids := 0, 0
 	take := func() entry {
@@ -347,7 +363,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		last := delayed{}
 		for i := range n {
 			d := delayed{at: instant(r.Varint()), entry: take()}
-			if i > 0 && !byTime(last, d) {
+			if i > 0 && !byTime(last, d) || d.deliveries > 0 && !q.charge(&d.entry) {
 				r.Fail()
 				return
 			}
@@ -391,7 +407,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		q.roster.all = append(q.roster.all, c)
 	}
 	q.decodeLoans(r, take)
-	if extras != treeLen(q.extras) || q.def.Dedup.UntilDone && ids != q.ids.len() {
+	if extras != treeLen(q.extras) || q.def.Dedup.UntilDone && ids != q.ids.len() || !q.reseat(seated) {
 		r.Fail()
 	}
 	for _, c := range q.roster.all {
@@ -401,9 +417,16 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 
 func (q *queue) decodeExtras(r *wire.Reader) {
 	last := uint64(0)
-	for range r.Count(3) {
+	names := map[string]string{} // so that the messages of a group share its name
+	for range r.Count(4) {
 		x := extra{seq: r.Uvarint(), ttl: time.Duration(r.Varint()), start: instant(r.Varint())}
-		if x.seq <= last || x.ttl < NoWait || x.ttl > MaxDelay || x == (extra{seq: x.seq}) {
+		if name := r.Bytes(); len(name) > 0 {
+			if _, ok := names[string(name)]; !ok {
+				names[string(name)] = string(name)
+			}
+			x.group = names[string(name)]
+		}
+		if len(x.group) > MaxNameBytes || x.seq <= last || x.ttl < NoWait || x.ttl > MaxDelay || x == (extra{seq: x.seq}) {
 			r.Fail()
 			return
 		}
@@ -431,7 +454,7 @@ func (q *queue) decodeLoans(r *wire.Reader, take func() entry) {
 		s, place := r.Uvarint(), r.Uvarint()
 		tag, deadline, extended := r.Uvarint(), instant(r.Varint()), r.Bool()
 		e := take()
-		if s >= slots || place >= uint64(len(q.roster.all)) || r.Err() != nil || l.slots[s].holder != nil {
+		if s >= slots || !q.charge(&e) || place >= uint64(len(q.roster.all)) || r.Err() != nil || l.slots[s].holder != nil {
 			r.Fail()
 			return
 		}

@@ -108,7 +108,7 @@ func (q *queue) stats(now instant) QueueStats {
 		IDs: q.ids.len(), Duplicates: q.count.Duplicates, Forgotten: q.count.Forgotten,
 	}
 	if q.ready.n > 0 {
-		s.Oldest = max(0, time.Duration(now-q.ready.first().arrived))
+		s.Oldest = max(0, time.Duration(now-q.foremost().arrived))
 	}
 	return s
 }

@@ -44,6 +44,7 @@ var pureFiles = []string{
 	"queue.go",
 	"retry.go",
 	"dedup.go",
+	"group.go",
 	"priority.go",
 	"deadletter.go",
 	"ledger.go",
