@@ -55,3 +55,23 @@ func (q *refQueue) remember(m *refMessage, now time.Time) {
 	}
 	q.known = append(q.known, refID{m.ID, e, now.Add(q.Dedup.Window)})
 }
+
+// rememberAnew makes what is remembered follow an update: ids stay while the way to remember is the same, for the new window from
+// when their messages came.
+func (q *refQueue) rememberAnew(was bourse.Dedup, now time.Time) {
+	to := q.Dedup
+	q.Dedup = was
+	q.known = slices.DeleteFunc(q.known, func(k refID) bool { return !q.remembers(k, now) })
+	q.Dedup = to
+	if (was.Window > 0) != (to.Window > 0) || was.UntilDone != to.UntilDone {
+		q.known = nil
+	}
+	for i := range q.known {
+		q.known[i].until = q.known[i].until.Add(to.Window - was.Window)
+	}
+	q.known = slices.DeleteFunc(q.known, func(k refID) bool { return !q.remembers(k, now) })
+	for len(q.known) > to.MaxIDs {
+		q.known = q.known[1:]
+		q.count.Forgotten++
+	}
+}

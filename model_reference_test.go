@@ -167,7 +167,9 @@ func (r *reference) update(d bourse.Queue) error {
 	if q == nil {
 		return bourse.ErrNotFound
 	}
+	was := q.Dedup
 	q.Queue = withDefaults(d)
+	q.rememberAnew(was, r.clock.Now())
 	all := slices.Concat(q.ready, q.delayed)
 	for _, l := range q.loans {
 		all = append(all, l.refEntry)
