@@ -174,6 +174,13 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 	if err := b.open(); err != nil {
 		return fmt.Errorf("broker: declare: %w", err)
 	}
+	if b.placement.kind != OneShard {
+		for _, d := range ds {
+			if q, ok := d.(Queue); ok && q.Transient {
+				return fmt.Errorf("broker: declare: %w", invalid("Queue.Transient", "is set, but the engine spreads queues over instances"))
+			}
+		}
+	}
 	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings}
 	err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
 	if err != nil {

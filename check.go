@@ -7,6 +7,9 @@ import "github.com/boursemq/bourse/internal/invariant"
 
 func (m *machine) check() {
 	want := m.topology.queueNames.Len()
+	if m.role == roleAll {
+		want -= m.topology.transients.Len()
+	}
 	if m.role == roleCatalogue {
 		want = 0
 	}

@@ -136,6 +136,10 @@ type Queue struct {
 	DeadLetter DeadLetter
 	// Dedup says which publishes are repetitions. Default: none.
 	Dedup Dedup
+	// Transient keeps the queue and what it holds in memory alone: nothing of it comes to the log, a confirm means that it is in
+	// memory, and all of it is gone, the declaration and its bindings too, when the broker is closed or its process
+	// ends. It is refused where an Engine spreads its queues over several instances.
+	Transient bool
 }
 
 // DeadLetter says what happens to a message that was rejected or failed once too often.
@@ -411,6 +415,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("TTL", have.TTL.String(), d.TTL.String())
 	f.add("GroupConcurrency", retriesText(have.GroupConcurrency), retriesText(d.GroupConcurrency))
 	f.add("AckDeadline", have.AckDeadline.String(), d.AckDeadline.String())
+	f.add("Transient", strconv.FormatBool(have.Transient), strconv.FormatBool(d.Transient))
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
 	f.add("DeadLetter.RoutingKey", strconv.Quote(have.DeadLetter.RoutingKey), strconv.Quote(d.DeadLetter.RoutingKey))
 	f.add("DeadLetter.Discard", strconv.FormatBool(have.DeadLetter.Discard), strconv.FormatBool(d.DeadLetter.Discard))
@@ -509,6 +514,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
 	dst = wire.AppendVarint(dst, int64(d.TTL))
 	dst = wire.AppendVarint(dst, int64(d.GroupConcurrency))
+	dst = wire.AppendBool(dst, d.Transient)
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
@@ -524,6 +530,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		AckDeadline:      time.Duration(r.Varint()),
 		TTL:              time.Duration(r.Varint()),
 		GroupConcurrency: decodeInt(r),
+		Transient:        r.Bool(),
 		DeadLetter:       DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
 		Dedup:            decodeDedup(r),
 	}

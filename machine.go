@@ -62,8 +62,15 @@ func (m *machine) populate() {
 		return
 	}
 	for def := range m.topology.queues {
-		m.add(newQueue(def))
+		if m.holds(def) {
+			m.add(newQueue(def))
+		}
 	}
+}
+
+// holds reports whether what is in a queue is this machine's affair.
+func (m *machine) holds(def queueDef) bool {
+	return m.role == roleQueue || m.role == roleAll && !def.Transient
 }
 
 func (m *machine) add(q *queue) {
@@ -350,6 +357,10 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 // each if they were lost.
 func (m *machine) open(lost bool, out []effect) []effect {
 	m.session++
+	if durable := m.topology.durable(); m.role != roleQueue && durable != m.topology {
+		m.topology = durable
+		out = append(out, effect{kind: effectTopology})
+	}
 	for _, q := range m.order {
 		q.now = m.now
 		for len(q.roster.all) > 0 {
@@ -370,10 +381,10 @@ func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect)
 		return Answer{Code: answerOK}, out
 	}
 	m.topology = next
-	if m.role == roleCatalogue {
-		created = nil // each opens a shard of its own
-	}
 	for _, def := range created {
+		if !m.holds(def) {
+			continue // it opens a shard of its own
+		}
 		q := newQueue(def)
 		q.now = m.now
 		m.add(q)
@@ -419,6 +430,9 @@ func (m *machine) removable(only removeOnly, ds []Declaration) error {
 				continue
 			}
 			q := m.queues[def.id]
+			if q == nil && only != 0 && def.Transient {
+				return invalid("DeleteOnly", "is set, but queue %q is transient", d.Name)
+			}
 			if q == nil {
 				continue
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,6 +17,9 @@ type placement struct {
 	kind  Placement
 	first *shard
 	done  chan struct{} // closed when run has returned
+
+	lanes   atomic.Pointer[lanes] // of the transient queues; stored by changed
+	closing sync.WaitGroup        // lanes that are being closed
 
 	mu     sync.Mutex // guards below; taken under shard.mu; a leaf
 	queues map[queueID]*shard
@@ -70,6 +74,11 @@ func (p *placement) start(ctx context.Context) error {
 // of is the shard of a queue; nil if the queue is not known here.
 func (p *placement) of(id queueID) *shard {
 	if p.kind == OneShard {
+		if l := p.lanes.Load(); l != nil {
+			if s := (*l)[id]; s != nil {
+				return s
+			}
+		}
 		return p.first
 	}
 	p.mu.Lock()
@@ -82,6 +91,11 @@ func (p *placement) all() []*shard {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var all []*shard
+	if l := p.lanes.Load(); l != nil {
+		for _, s := range *l {
+			all = append(all, s)
+		}
+	}
 	for _, s := range p.queues {
 		all = append(all, s)
 	}
@@ -91,6 +105,7 @@ func (p *placement) all() []*shard {
 // changed says what the first shard's topology is now.
 func (p *placement) changed(t *topology) {
 	if p.kind == OneShard {
+		p.followTransient(t)
 		p.b.topology.Store(t)
 		return
 	}
@@ -203,6 +218,7 @@ func (p *placement) stop() {
 	p.mu.Unlock()
 	p.wake()
 	<-p.done
+	p.closing.Wait()
 }
 
 // close closes all shards.

@@ -64,6 +64,7 @@ type topology struct {
 	exchangeNames *btree.BTreeG[named[*exchange]]
 	queueNames    *btree.BTreeG[named[*queueDef]]
 	queueIDs      *btree.BTreeG[numbered]
+	transients    *btree.BTreeG[numbered] // those of queueIDs that are transient
 	inbound       *btree.BTreeG[*binding] // all bindings, by target first
 	updated       *btree.BTreeG[updated]  // of the queues
 }
@@ -176,6 +177,7 @@ func newTopology(limits topologyLimits) *topology {
 		exchangeNames: btree.NewG(treeDegree, lessNamed[*exchange]),
 		queueNames:    btree.NewG(treeDegree, lessNamed[*queueDef]),
 		queueIDs:      btree.NewG(treeDegree, lessNumbered),
+		transients:    btree.NewG(treeDegree, lessNumbered),
 		inbound:       btree.NewG(treeDegree, func(a, b *binding) bool { return compareInbound(a, b) < 0 }),
 		updated:       btree.NewG(treeDegree, byUpdated),
 	}
@@ -201,6 +203,7 @@ func (t *topology) clone() *topology {
 	next.exchangeNames = t.exchangeNames.Clone()
 	next.queueNames = t.queueNames.Clone()
 	next.queueIDs = t.queueIDs.Clone()
+	next.transients = t.transients.Clone()
 	next.inbound = t.inbound.Clone()
 	next.updated = t.updated.Clone()
 	return &next
@@ -411,6 +414,7 @@ func (e *editor) removeQueue(name string) {
 	t.queueNames.Delete(q)
 	t.queueIDs.Delete(numbered{id: q.value.id})
 	t.updated.Delete(updated{id: q.value.id})
+	t.transients.Delete(numbered{id: q.value.id})
 	e.removed = append(e.removed, *q.value)
 }
 
@@ -452,6 +456,9 @@ func (t *topology) putExchange(ex *exchange) {
 func (t *topology) putQueue(q *queueDef) {
 	t.queueNames.ReplaceOrInsert(named[*queueDef]{q.Name, q})
 	t.queueIDs.ReplaceOrInsert(numbered{q.id, q})
+	if q.Transient {
+		t.transients.ReplaceOrInsert(numbered{q.id, q})
+	}
 }
 
 func (t *topology) exchangeNamed(name string) (*exchange, bool) {
@@ -627,6 +634,19 @@ func (e *editor) decodeQueues(r *wire.Reader) error {
 	return nil
 }
 
+// durable is t without its transient queues.
+func (t *topology) durable() *topology {
+	if t.transients.Len() == 0 {
+		return t
+	}
+	change := editor{topology: t}
+	t.transients.Ascend(func(n numbered) bool {
+		change.removeQueue(n.def.Name)
+		return true
+	})
+	return change.topology
+}
+
 // within is t with other limits for the next declare.
 func (t *topology) within(limits topologyLimits) *topology {
 	next := *t
@@ -639,6 +659,7 @@ func topologyOf(def queueDef) *topology {
 	t := newTopology(topologyLimits{})
 	t.queueNames.Clear(false)
 	t.queueIDs.Clear(false)
+	t.transients.Clear(false)
 	t.putQueue(&def)
 	t.nextID = def.id + 1
 	return t

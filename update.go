@@ -24,7 +24,7 @@ func (b *Broker) Update(ctx context.Context, q Queue) error {
 	if err == nil {
 		err = b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendUpdate(dst, at, q) })
 	}
-	if err == nil && b.placement.kind == ShardPerQueue {
+	if err == nil && (b.placement.kind == ShardPerQueue || q.Transient) {
 		err = b.placement.tell(ctx, q.Name)
 	}
 	if err != nil {
