@@ -19,7 +19,7 @@
 // # What is promised
 //
 // Publish returns nil only when the message is on stable storage (fsync has returned) in every queue
-// that it was routed to. It is then delivered until it is acked, dies, or is purged or deleted with its
+// that it was routed to. It is then delivered until it is acked, dies, is cancelled, or is purged or deleted with its
 // queue: at least once. A second delivery has a cause, and shows it in Deliveries and
 // Failures; consumers must bear it, with the help of Message.ID, which never changes. A
 // message is with one consumer at a time. Within a queue and priority, messages that were never handed
@@ -35,6 +35,12 @@
 //
 // Not promised: exactly-once effects outside the broker, an order over several queues or consumers, and
 // that a message whose publish failed with ErrUnknownOutcome is not there.
+//
+// # Looking into queues
+//
+// [Broker.Browse] shows the messages of a queue in whatever state they are and takes none. What it shows can be removed
+// ([Broker.Cancel]), made ready before its time ([Broker.Promote]), changed ([Broker.Edit], [Broker.SetPriority]), and, if it is
+// a dead letter, brought back to where it died ([Broker.Replay]).
 //
 // # Errors
 //
@@ -55,7 +61,7 @@
 //	*.declare, passive                         Broker.Check
 //	policies                                   Broker.Update
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
-//	queue.purge                                Broker.Purge
+//	queue.purge                                Broker.Purge; Broker.Cancel for one message
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch
 //	basic.return                               ErrUnroutable, with Message.Mandatory
 //	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch

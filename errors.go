@@ -13,8 +13,10 @@ var (
 	// ErrInvalid: an argument breaks a rule or a limit; the error is an *InvalidError that
 	// names the field.
 	ErrInvalid = errors.New("invalid")
-	// ErrNotFound: no queue of that name.
+	// ErrNotFound: no queue of that name, or no such message in it.
 	ErrNotFound = errors.New("not found")
+	// ErrNotWaiting: the message is on loan or dying, and what was asked is for messages that wait: ready or delayed.
+	ErrNotWaiting = errors.New("not waiting")
 	// ErrNoExchange: no exchange of that name. Declare it first.
 	ErrNoExchange = errors.New("no such exchange")
 	// ErrUnroutable: a mandatory message that no binding, and no alternate exchange, sends

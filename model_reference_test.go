@@ -495,7 +495,7 @@ func (r *reference) moveDead() {
 }
 
 func bury(history []bourse.Death, of refDeath, reason string) []bourse.Death {
-	d := bourse.Death{Queue: of.q.Name, Reason: reason}
+	d := bourse.Death{Queue: of.q.Name, Reason: reason, Exchange: of.e.m.Exchange, RoutingKey: of.e.m.RoutingKey}
 	rest := slices.DeleteFunc(slices.Clone(history), func(h bourse.Death) bool {
 		if h.Queue != d.Queue || h.Reason != reason {
 			return false

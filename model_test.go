@@ -189,7 +189,7 @@ func (s *sequence) operation() {
 	}
 	ops := []func(){
 		s.publish, s.publish, s.publish, s.publish, s.publishBatch, s.subscribe, s.closeSubscription, s.take, s.take, s.take, s.settle,
-		s.settle, s.settle, s.settle, s.ackUpTo, s.get, s.get, s.purge, pass, pass, s.restart, s.crash,
+		s.settle, s.settle, s.settle, s.ackUpTo, s.get, s.get, s.purge, s.amend, s.amend, pass, pass, s.restart, s.crash,
 		func() { s.declare(s.binding()) }, func() { s.declare(s.binding()) }, func() {
 			s.declare(s.queue(one(s.t, "queue",
 				modelQueues)))

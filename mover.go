@@ -132,6 +132,9 @@ func (v *mover) move(order *effect) {
 		return // the order came twice, as at each change of the leader: its body may be gone by now
 	}
 	if err := p.read(); err != nil {
+		if !p.source.isDying(order.queue, order.seq) {
+			return // it was cancelled meanwhile
+		}
 		v.b.log.Error("a dead message cannot be read and stays where it died",
 			"queue", def.Name, "msg", order.seq, "err", err)
 		return

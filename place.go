@@ -94,13 +94,14 @@ func (q *queue) entryAt(p place) (e entry, ok bool) {
 
 // sight is a message as one who looks finds it.
 type sight struct {
-	place  place
-	entry  entry
-	at     instant // delayed: until when; unacked: the deadline; dying: since when
-	holder consumerID
-	tag    uint64
-	reason deathReason
-	note   string
+	place   place
+	entry   entry
+	at      instant // delayed: until when; unacked: the deadline; dying: since when
+	expires instant // ready and delayed; 0: never
+	holder  consumerID
+	tag     uint64
+	reason  deathReason
+	note    string
 }
 
 // firstPlace is before all messages of a state.
@@ -150,7 +151,8 @@ func (q *queue) lookReady(after place, enough int, out []sight) []sight {
 			from = after.seq + 1
 		}
 		r.from(l, from, func(e entry) bool {
-			out = append(out, sight{place: place{seq: e.seq, state: StateReady, level: e.level}, entry: e})
+			p := place{seq: e.seq, state: StateReady, level: e.level}
+			out = append(out, sight{place: p, entry: e, expires: q.expiry(e)})
 			return len(out) < enough
 		})
 	}
@@ -162,7 +164,8 @@ func (q *queue) lookDelayed(after place, enough int, out []sight) []sight {
 		return out
 	}
 	q.delayed.AscendGreaterOrEqual(delayed{after.at, entry{seq: after.seq + 1}}, func(d delayed) bool {
-		out = append(out, sight{place: place{seq: d.seq, state: StateDelayed, at: d.at}, entry: d.entry, at: d.at})
+		p := place{seq: d.seq, state: StateDelayed, at: d.at}
+		out = append(out, sight{place: p, entry: d.entry, at: d.at, expires: q.expiry(d.entry)})
 		return len(out) < enough
 	})
 	return out

@@ -132,6 +132,21 @@ func BenchmarkMachine(b *testing.B) {
 	}
 }
 
+// A page of 64 out of the middle of a queue.
+func BenchmarkLook(b *testing.B) {
+	for _, waiting := range waitingCounts {
+		b.Run(fmt.Sprintf("waiting=%d", waiting), func(b *testing.B) {
+			c := newCycle(b, waiting)
+			at := place{seq: uint64(waiting / 2), state: StateReady}
+			page := make([]sight, 0, browsePage)
+			b.ReportAllocs()
+			for b.Loop() {
+				page, _ = c.q.look(at, 255, browsePage, page[:0])
+			}
+		})
+	}
+}
+
 // A snapshot, per message that waits.
 func BenchmarkSnapshot(b *testing.B) {
 	c := newCycle(b, 100_000)

@@ -333,6 +333,8 @@ func TestRefusals(t *testing.T) {
 		row(name+" with an ended context", context.Canceled, call)
 	}
 
+	browseRefusals(b, row)
+
 	// Consuming.
 	for _, n := range []int{-1, 65536} {
 		row(fmt.Sprint("subscribe with prefetch ", n), invalid, func() error {
