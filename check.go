@@ -196,7 +196,11 @@ func (r *readySet) check(once func(entry, bool)) {
 		return true
 	})
 	if r.grouped != nil {
-		r.grouped.Ascend(func(e entry) bool { per[e.level]--; return true })
+		var grouped [MaxPriorities]int
+		r.grouped.Ascend(func(e entry) bool { per[e.level]--; grouped[e.level]++; return true })
+		for l, k := range grouped {
+			invariant.Check(r.perLevel[l] == k, "ready 5: %d grouped at level %d, counted %d", k, l, r.perLevel[l])
+		}
 	}
 	for l, k := range per {
 		set := r.occupied[l/64]&(1<<(l%64)) != 0
@@ -210,6 +214,9 @@ func (r *readySet) check(once func(entry, bool)) {
 			invariant.Check(!blocks[b] && b != r.spare, "ready 4: a block at level %d is used twice", i)
 			blocks[b] = true
 		}
+	}
+	for l := range r.lines {
+		invariant.Check(r.lines[l].n == per[l], "ready 5: level %d holds %d, counted %d", l, per[l], r.lines[l].n)
 	}
 	invariant.Check(n == r.n && bytes == r.bytes, "ready 3: %d messages of %d bytes, counted %d and %d", n, bytes, r.n, r.bytes)
 }

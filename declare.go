@@ -118,6 +118,11 @@ type Queue struct {
 	// Priorities is the number of levels, 1 (default) to MaxPriorities. A message of
 	// priority p waits at level min(p, Priorities-1); the highest level goes first.
 	Priorities int
+	// Fairness lets lower levels have their part. Default: strict priority.
+	Fairness Fairness
+	// BumpOnRedelivery raises a message by one level, up to the highest, with each failure that it survives. It then waits
+	// at its place by arrival there. Message.Priority, which a dead-letter queue goes by, stays as it was.
+	BumpOnRedelivery bool
 	// MaxRetries is how many failures a message survives: one more is death. Default
 	// DefaultRetries; NoRetry and NoLimit are special.
 	MaxRetries int
@@ -248,6 +253,9 @@ func (d Queue) validateSettings() *InvalidError {
 		if err := validateName("Queue.DeadLetter.Exchange", d.DeadLetter.Exchange); err != nil {
 			return err
 		}
+	}
+	if err := d.validateFairness(); err != nil {
+		return err
 	}
 	if err := d.Retry.validate(); err != nil {
 		return err
@@ -410,6 +418,9 @@ func (d Exchange) compare(have Exchange) error {
 func (d Queue) compare(have Queue) error {
 	var f fieldDiffs
 	f.add("Priorities", strconv.Itoa(have.Priorities), strconv.Itoa(d.Priorities))
+	f.add("Fairness.LowerOneIn", strconv.Itoa(have.Fairness.LowerOneIn), strconv.Itoa(d.Fairness.LowerOneIn))
+	f.add("Fairness.Aging", have.Fairness.Aging.String(), d.Fairness.Aging.String())
+	f.add("BumpOnRedelivery", strconv.FormatBool(have.BumpOnRedelivery), strconv.FormatBool(d.BumpOnRedelivery))
 	f.add("MaxRetries", retriesText(have.MaxRetries), retriesText(d.MaxRetries))
 	d.Retry.compare(have.Retry, &f)
 	f.add("TTL", have.TTL.String(), d.TTL.String())
@@ -509,6 +520,7 @@ func decodeExchange(r *wire.Reader) Exchange {
 func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.Name)
 	dst = wire.AppendVarint(dst, int64(d.Priorities))
+	dst = wire.AppendBool(d.Fairness.appendTo(dst), d.BumpOnRedelivery)
 	dst = wire.AppendVarint(dst, int64(d.MaxRetries))
 	dst = d.Retry.appendTo(dst)
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
@@ -525,6 +537,8 @@ func decodeQueue(r *wire.Reader) Queue {
 	return Queue{
 		Name:             r.String(),
 		Priorities:       decodeInt(r),
+		Fairness:         decodeFairness(r),
+		BumpOnRedelivery: r.Bool(),
 		MaxRetries:       decodeInt(r),
 		Retry:            decodeBackoff(r),
 		AckDeadline:      time.Duration(r.Varint()),

@@ -154,6 +154,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Queue{DeadLetter: DeadLetter{Discard: true}, Retry: Backoff{Pauses: []time.Duration{0, 1, MaxDelay}, Jitter: 0.99}},
 		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}, Dedup: Dedup{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
+		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
 		Binding{Exchange: "e", Destination: "f", Headers: map[string]any{"a": int64(1), "b": nil, "x-match": "any", "t": at}},
 	}
@@ -201,6 +202,11 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 		{"Retry.Factor", "0", "2"}, {"Retry.Jitter", "0", "0.1"}, {"AckDeadline", "30m0s", "1m0s"}, {"DeadLetter.Exchange", `""`, `"x"`}, {"DeadLetter.RoutingKey", `""`, `"k"`},
 		{"Dedup.Window", "0s", "1h0m0s"}, {"Dedup.OnDuplicate", "ignore", "replace"}, {"Dedup.MaxIDs", "0", "1048576"},
 	}}, pre)
+	_, _, err = top.declare([]Declaration{
+		Queue{Name: "q", Priorities: 2, Fairness: Fairness{LowerOneIn: 3, Aging: time.Hour}, BumpOnRedelivery: true},
+	})
+	require.EqualError(t, err, `queue "q" exists with other settings: Fairness.LowerOneIn is 0, declared 3, `+
+		`Fairness.Aging is 0s, declared 1h0m0s, BumpOnRedelivery is false, declared true`)
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, DeadLetter: DeadLetter{Discard: true}}})
 	require.EqualError(t, err, `queue "q" exists with other settings: DeadLetter.Discard is false, declared true`)
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, Retry: Backoff{Pauses: []time.Duration{1, time.Second}}}})
@@ -218,9 +224,10 @@ func TestDeclarationsMalformed(t *testing.T) {
 		"a count past the end":     {1, 200, 1, kindExchange, 0, 0, 0},
 		"priorities of 33 bits":    append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
 		"headers do not decode":    {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
-		"a factor above the limit": append(append([]byte{}, head...), 2, 0, 2, 2, 0xe9, 7, 0),
-		"a jitter above one":       append(append([]byte{}, head...), 2, 0, 2, 2, 0, 101, 0),
-		"too many pauses":          append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, MaxPauses+1), make([]byte, 99)...),
+		"a factor above the limit": append(append([]byte{}, head...), 2, 0, 0, 0, 0, 2, 2, 0xe9, 7, 0),
+		"a jitter above one":       append(append([]byte{}, head...), 2, 0, 0, 0, 0, 2, 2, 0, 101, 0),
+		"a bump that is no truth":  append(append([]byte{}, head...), 2, 0, 0, 2),
+		"too many pauses":          append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 0, MaxPauses+1), make([]byte, 99)...),
 		"discard is not a truth":   append(append([]byte{}, good[:len(good)-5]...), 2),
 		"until done is no truth":   append(append([]byte{}, good[:len(good)-3]...), 2),
 	}

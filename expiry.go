@@ -85,10 +85,14 @@ func (q *queue) list(e entry) {
 
 // popReady takes the next message to serve. There must be one, see servable.
 func (q *queue) popReady() (e entry) {
-	if q.groups.isEmpty() {
-		e = q.ready.pop()
-	} else {
+	switch {
+	case !q.groups.isEmpty():
 		e = q.popNext()
+	case q.def.Fairness == (Fairness{}):
+		e = q.ready.pop()
+	default:
+		level, _ := q.next(q.now)
+		e = q.ready.popOf(level)
 	}
 	q.unlist(e)
 	return e

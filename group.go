@@ -1,6 +1,8 @@
 package bourse
 
 import (
+	"math"
+
 	"github.com/google/btree"
 
 	"github.com/boursemq/bourse/internal/wire"
@@ -165,17 +167,26 @@ func (s *groups) first(g *group) (m member) {
 	return m
 }
 
-// next is the level to serve, and the group whose turn it is, or nil for what has none. Level held: nothing can be served.
-func (q *queue) next() (level int, g *group) {
-	level = held
-	if q.ready.loose() > 0 {
-		level = q.ready.top()
+// next is the level to serve at a time, and the group whose turn it is, or nil for what has none. Level held: nothing can be served.
+func (q *queue) next(at instant) (level int, g *group) {
+	if q.def.Fairness == (Fairness{}) {
+		return q.nextFrom(MaxPriorities - 1)
 	}
+	return q.fairNext(at)
+}
+
+// nextFrom is next by strict priority, among the levels from one downwards.
+func (q *queue) nextFrom(from int) (level int, g *group) {
+	level = q.ready.lineFrom(from)
 	if q.groups.isEmpty() {
 		return level, nil
 	}
 	s := q.groups
-	top, _ := s.seats.Max()
+	top := seat{level: held}
+	s.seats.DescendLessOrEqual(seat{level: from, turn: math.MaxUint64}, func(last seat) bool {
+		top = last
+		return false
+	})
 	if top.level < level || top.level == held {
 		return level, nil
 	}
@@ -201,12 +212,12 @@ func (q *queue) servable() bool {
 
 // popNext takes the next message to serve while there are groups. One that has a group is then counted in it.
 func (q *queue) popNext() entry {
-	level, g := q.next()
+	level, g := q.next(q.now)
 	s := q.groups
 	s.turn++
 	if g == nil {
 		s.loose[level] = s.turn
-		return q.ready.pop()
+		return q.ready.popOf(level)
 	}
 	m := s.first(g)
 	e, _ := q.ready.removeGrouped(m.level, m.seq)
@@ -225,9 +236,9 @@ func (q *queue) engage(g *group, e *entry) {
 	q.sit(g)
 }
 
-// foremost is the message that is served next, or would be if its group were not held. There must be one that is ready.
-func (q *queue) foremost() entry {
-	level, g := q.next()
+// foremost is the message that is served next at a time, or would be if its group were not held. There must be one that is ready.
+func (q *queue) foremost(at instant) entry {
+	level, g := q.next(at)
 	switch {
 	case g != nil:
 		m := q.groups.first(g)
@@ -238,7 +249,7 @@ func (q *queue) foremost() entry {
 		q.ready.grouped.AscendGreaterOrEqual(entry{level: e.level}, func(first entry) bool { e = first; return false })
 		return e
 	}
-	return q.ready.first()
+	return q.ready.firstOf(level)
 }
 
 // uncount is told of a message that ends: if it counted against its group, the next may go.

@@ -71,7 +71,7 @@ func TestGroupsHeldAreNotScanned(t *testing.T) {
 	}
 	s := manyGroups(t, n)
 	s.m.check()
-	level, g := s.q.next()
+	level, g := s.q.next(s.now)
 	require.Equal(t, held, level)
 	require.Nil(t, g)
 	s.attach(3, 0)
@@ -82,7 +82,7 @@ func TestGroupsHeldAreNotScanned(t *testing.T) {
 		if !s.q.servable() {
 			t.Fatal("nothing to serve")
 		}
-		if level, g := s.q.next(); level != 0 || g.name != "free" {
+		if level, g := s.q.next(s.now); level != 0 || g.name != "free" {
 			t.Fatalf("next is %d %+v", level, g)
 		}
 	})

@@ -57,7 +57,7 @@ func (p *interpreter) loan() settle {
 
 func (p *interpreter) declaration() Queue {
 	b := p.byte()
-	return Queue{
+	def := Queue{
 		Name: fmt.Sprintf("q%d", b%3), Priorities: []int{1, 2, 100, 256}[b/3%4], MaxRetries: []int{0, 1, NoRetry, NoLimit}[b/12%4],
 		Retry:       []Backoff{{}, {Min: time.Second, Max: 4 * time.Second, Factor: 1.5, Jitter: 0.5}}[b/48%2],
 		AckDeadline: []time.Duration{time.Second, time.Minute}[b/96%2], DeadLetter: DeadLetter{Discard: b >= 192},
@@ -65,6 +65,11 @@ func (p *interpreter) declaration() Queue {
 			{}, {Window: time.Second, OnDuplicate: BumpWaiting}, {UntilDone: true, OnDuplicate: ReplaceWaiting, MaxIDs: 2},
 		}[b%3],
 	}
+	if f := p.byte(); def.Priorities > 1 {
+		def.Fairness = Fairness{LowerOneIn: []int{0, 2, 5}[f%3], Aging: []time.Duration{0, time.Second, time.Minute}[f/3%3]}
+		def.BumpOnRedelivery = f/9%2 == 1
+	}
+	return def
 }
 
 func (p *interpreter) message() *Message {

@@ -1,38 +1,6 @@
 package bourse
 
-import "fmt"
-
 // Groups in the naive model of machine_plain_test.go: who is next is found by looking at every message, each time.
-
-// next is the message to serve: of the first ones of all groups that are below the limit, and the first of each level without a
-// group, that of the highest level, and among equals that of who was served longest ago.
-func (q *plainQueue) next() *plainMessage {
-	var best *plainMessage
-	var turn uint64
-	seen := map[string]bool{}
-	for _, m := range q.messages {
-		name := m.group
-		if name == "" {
-			name = fmt.Sprintf("\x00%d", m.level) // no group has such a name
-		}
-		if m.state != plainReady || seen[name] {
-			continue
-		}
-		seen[name] = true
-		limit := q.def.GroupConcurrency
-		if m.group != "" && limit != NoLimit && q.counted(m.group) >= limit {
-			continue
-		}
-		t := q.loose[m.level]
-		if m.group != "" {
-			t = q.turns[m.group]
-		}
-		if best == nil || m.level > best.level || m.level == best.level && t < turn {
-			best, turn = m, t
-		}
-	}
-	return best
-}
 
 // counted is how many messages of a group are lent, or rest after a loan.
 func (q *plainQueue) counted(group string) int {

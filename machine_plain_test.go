@@ -387,6 +387,9 @@ func (q *plainQueue) fail(m *plainMessage, pause time.Duration, note string, r *
 		q.die(m, ReasonDeliveryLimit, note, r)
 		return
 	}
+	if q.def.BumpOnRedelivery {
+		m.level = min(m.level+1, q.def.Priorities-1)
+	}
 	q.rest(m, pause)
 }
 

@@ -22,7 +22,7 @@ import (
 // nothing but when it asks to be woken.
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
-//	      [ttl=D|none] [groups=N|none]
+//	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump]
 //	update q [the same]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
@@ -341,6 +341,8 @@ func (s *script) definition(a *scriptArgs) Queue {
 	if def.GroupConcurrency = NoLimit; a.value["groups"] != "none" {
 		def.GroupConcurrency = a.number("groups", 0)
 	}
+	def.Fairness = Fairness{LowerOneIn: a.number("lower-one-in", 0), Aging: a.duration("aging", 0)}
+	def.BumpOnRedelivery = a.has("bump")
 	switch retries := a.value["retries"]; retries {
 	case "":
 	case "none":

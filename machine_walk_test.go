@@ -483,6 +483,11 @@ func (w *walker) declare() {
 // settings are any for a queue.
 func (w *walker) settings(def *Queue) {
 	def.Priorities = []int{0, 1, 2, 10, 256}[w.rng.IntN(5)]
+	if def.Priorities > 1 && w.one(2) {
+		def.Fairness.LowerOneIn = []int{0, 2, 3, 7}[w.rng.IntN(4)]
+		def.Fairness.Aging = []time.Duration{0, 0, 50 * time.Millisecond, time.Second, time.Minute}[w.rng.IntN(5)]
+		def.BumpOnRedelivery = w.one(2)
+	}
 	def.MaxRetries = []int{0, 1, 2, 3, NoRetry, NoLimit}[w.rng.IntN(6)]
 	def.AckDeadline = []time.Duration{0, time.Second, 3 * time.Second, 10 * time.Second}[w.rng.IntN(4)]
 	def.Retry = []Backoff{
@@ -514,6 +519,7 @@ func (w *walker) update() {
 		case 1:
 			w.settings(&other)
 			def.Priorities, def.Dedup = other.Priorities, other.Dedup
+			def.Fairness, def.BumpOnRedelivery = other.Fairness, other.BumpOnRedelivery
 		case 2:
 			w.settings(&other)
 			def.MaxRetries, def.AckDeadline = other.MaxRetries, other.AckDeadline

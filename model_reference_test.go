@@ -4,6 +4,7 @@ package bourse_test
 // searched from end to end, and one rule of the semantics after the other. Nothing here is shared with the broker.
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -194,7 +195,7 @@ func (r *reference) remove(only bourse.DeleteOnly, d bourse.Declaration) error {
 		if q == nil {
 			return nil
 		}
-		st := q.stats()
+		st := q.stats(r.clock.Now())
 		if only.IfUnused && st.Consumers > 0 {
 			return bourse.ErrInUse
 		}
@@ -366,16 +367,33 @@ func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 	}
 }
 
-func (q *refQueue) pop() *refEntry {
-	best := 0
-	for i, e := range q.ready {
-		if b := q.ready[best]; e.level > b.level || e.level == b.level && e.seq < b.seq {
-			best = i
+func (q *refQueue) pop(now time.Time) *refEntry {
+	slices.SortFunc(q.ready, func(a, b *refEntry) int { return cmp.Compare(a.seq, b.seq) })
+	var heads []*refEntry // the first of each level, the next to serve first
+	for _, e := range q.ready {
+		if !slices.ContainsFunc(heads, func(o *refEntry) bool { return o.level == e.level }) {
+			heads = append(heads, e)
 		}
 	}
-	e := q.ready[best]
-	q.ready = slices.Delete(q.ready, best, best+1)
+	slices.SortStableFunc(heads, func(a, b *refEntry) int { return cmp.Compare(q.risen(b, now), q.risen(a, now)) })
+	e := heads[0]
+	if n := q.Fairness.LowerOneIn; n > 0 && int(q.turn+1)%n == 0 {
+		for _, lower := range heads {
+			if q.risen(lower, now) < q.risen(e, now) {
+				e = lower
+				break
+			}
+		}
+	}
+	q.ready = slices.DeleteFunc(q.ready, func(o *refEntry) bool { return o == e })
 	return e
+}
+
+func (q *refQueue) risen(e *refEntry, now time.Time) int {
+	if q.Fairness.Aging == 0 {
+		return e.level
+	}
+	return min(e.level+int(now.Sub(e.arrived)/q.Fairness.Aging), q.Priorities-1)
 }
 
 func (r *reference) dispatch(q *refQueue) {
@@ -398,7 +416,7 @@ func (r *reference) dispatch(q *refQueue) {
 }
 
 func (r *reference) lend(q *refQueue, c *refConsumer) *refLoan {
-	e := q.pop()
+	e := q.pop(r.clock.Now())
 	e.deliveries++
 	q.count.Delivered++
 	q.turn++
@@ -432,6 +450,9 @@ func (r *reference) fail(q *refQueue, e *refEntry, pause time.Duration) {
 	if q.MaxRetries != bourse.NoLimit && e.failures > max(q.MaxRetries, 0) {
 		r.kill(q, e, bourse.ReasonDeliveryLimit)
 		return
+	}
+	if q.BumpOnRedelivery {
+		e.level = min(e.level+1, q.Priorities-1)
 	}
 	r.rest(q, e, pause)
 }
@@ -759,9 +780,19 @@ func (r *reference) reopen(lost bool) {
 	r.consumers = map[int]*refConsumer{}
 }
 
-func (q *refQueue) stats() bourse.QueueStats {
+func (q *refQueue) stats(now time.Time) bourse.QueueStats {
 	s := q.count
 	s.Ready, s.Unacked, s.Delayed = len(q.ready), len(q.loans), len(q.delayed)
+	if q.Priorities > 1 {
+		s.Levels = make([]bourse.LevelStats, q.Priorities)
+	}
+	for _, e := range q.ready {
+		if s.Levels != nil {
+			l := &s.Levels[e.level]
+			l.Ready++
+			l.Oldest = max(l.Oldest, now.Sub(e.arrived))
+		}
+	}
 	for _, c := range q.attached {
 		if !c.pull {
 			s.Consumers++
@@ -772,7 +803,7 @@ func (q *refQueue) stats() bourse.QueueStats {
 
 func (r *reference) stats() (all []bourse.QueueStats) {
 	for _, q := range r.queues {
-		all = append(all, q.stats())
+		all = append(all, q.stats(r.clock.Now()))
 	}
 	slices.SortFunc(all, func(a, b bourse.QueueStats) int { return strings.Compare(a.Name, b.Name) })
 	return all

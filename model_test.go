@@ -130,6 +130,12 @@ func (s *sequence) queue(name string) bourse.Queue {
 		{}, {}, {Window: 20 * time.Second}, {Window: time.Minute, OnDuplicate: bourse.ReplaceWaiting, MaxIDs: 2}, {UntilDone: true},
 		{UntilDone: true, OnDuplicate: bourse.ReplaceWaiting}, {UntilDone: true, OnDuplicate: bourse.BumpWaiting, MaxIDs: 3},
 	})
+	if q.Priorities > 0 {
+		q.Fairness = one(s.t, "fairness", []bourse.Fairness{
+			{}, {LowerOneIn: 2}, {LowerOneIn: 3, Aging: time.Second}, {Aging: 500 * time.Millisecond}, {Aging: time.Minute},
+		})
+		q.BumpOnRedelivery = rapid.Bool().Draw(s.t, "bump")
+	}
 	switch rapid.IntRange(0, 7).Draw(s.t, "dead letter") {
 	case 0:
 		q.DeadLetter.Discard = true

@@ -36,22 +36,25 @@ type entry struct {
 //  2. Bit l of occupied is set if and only if line l is not empty.
 //  3. n and bytes are the sums over all lines and grouped.
 //  4. No block is empty, and none is the spare one.
+//  5. n of a line is the number of its messages, and perLevel that of the grouped.
 type readySet struct {
 	lines    []line
 	occupied [MaxPriorities / 64]uint64
 	grouped  *btree.BTreeG[entry] // messages with a group, by level and seq; nil until there is one
+	perLevel []int                // of grouped, how many are at each level; nil likewise
 	n        int
 	bytes    int64
 	spare    *block // one emptied block, kept for the next push
 }
 
 // line is the messages of one level. New ones always have the highest seq so far and go to
-// the tail of a row of blocks. One that comes back has a lower seq than the tail, usually lower than the
-// head, and goes into returned, which is nil in a queue where nothing ever comes
+// the tail of a row of blocks. One that comes back, or comes from another level, may have any seq, usually one lower
+// than the head, and goes into returned, which is nil in a queue where nothing ever comes
 // back. The next message is the one with the lower seq of both heads.
 type line struct {
 	row      []*block // the blocks are row[head:], in order
 	head     int
+	n        int // messages, those of returned included
 	returned *btree.BTreeG[entry]
 }
 
@@ -151,9 +154,10 @@ func (r *readySet) insert(e entry) {
 // insertGrouped adds e, which has a group, at the place that its seq gives it.
 func (r *readySet) insertGrouped(e entry) {
 	if r.grouped == nil {
-		r.grouped = btree.NewG(16, byLevel)
+		r.grouped, r.perLevel = btree.NewG(16, byLevel), make([]int, MaxPriorities)
 	}
 	r.grouped.ReplaceOrInsert(e)
+	r.perLevel[e.level]++
 	r.n++
 	r.bytes += int64(e.size)
 }
@@ -165,10 +169,19 @@ func (r *readySet) removeGrouped(level uint8, seq uint64) (entry, bool) {
 	}
 	e, ok := r.grouped.Delete(entry{level: level, seq: seq})
 	if ok {
+		r.perLevel[level]--
 		r.n--
 		r.bytes -= int64(e.size)
 	}
 	return e, ok
+}
+
+// at is the number of messages at a level.
+func (r *readySet) at(level int) int {
+	if r.grouped == nil {
+		return r.lines[level].n
+	}
+	return r.lines[level].n + r.perLevel[level]
 }
 
 // loose is the number of messages without a group.
@@ -176,6 +189,7 @@ func (r *readySet) loose() int { return r.n - treeLen(r.grouped) }
 
 func (r *readySet) added(e entry) {
 	r.occupied[e.level/64] |= 1 << (e.level % 64)
+	r.lines[e.level].n++
 	r.n++
 	r.bytes += int64(e.size)
 }
@@ -213,9 +227,12 @@ func (r *readySet) lineFrom(level int) int {
 	return -1
 }
 
-// pop takes the next message: the first of the highest level. The set must not be empty.
-func (r *readySet) pop() entry {
-	l := &r.lines[r.top()]
+// pop takes the first message of the highest level. The set must not be empty.
+func (r *readySet) pop() entry { return r.popOf(r.top()) }
+
+// popOf takes the first message of a level, which must not be empty.
+func (r *readySet) popOf(level int) entry {
+	l := &r.lines[level]
 	next := l.next()
 	var e entry
 	if first, ok := l.firstReturned(); ok && (next == nil || first.seq < next.seq) {
@@ -239,7 +256,8 @@ func (r *readySet) dropFirst(l *line) {
 }
 
 func (r *readySet) removed(e entry) {
-	if r.lines[e.level].empty() {
+	l := &r.lines[e.level]
+	if l.n--; l.n == 0 {
 		r.occupied[e.level/64] &^= 1 << (e.level % 64)
 	}
 	r.n--
@@ -247,8 +265,11 @@ func (r *readySet) removed(e entry) {
 }
 
 // first is the message that pop would take. The set must not be empty.
-func (r *readySet) first() entry {
-	l := &r.lines[r.top()]
+func (r *readySet) first() entry { return r.firstOf(r.top()) }
+
+// firstOf is the message that popOf would take.
+func (r *readySet) firstOf(level int) entry {
+	l := &r.lines[level]
 	next := l.next()
 	first, ok := l.firstReturned()
 	if !ok || next != nil && next.seq < first.seq {

@@ -218,6 +218,7 @@ func (q *queue) fail(e entry, pause time.Duration, note string, out []effect) []
 	if limit := q.def.MaxRetries; limit != NoLimit && (limit == NoRetry || e.failures > uint32(limit)) {
 		return q.kill(e, deadLimit, note, out)
 	}
+	q.bump(&e)
 	q.rest(e, pause)
 	return out
 }

@@ -18,6 +18,7 @@ import (
 // mutable are the fields that Broker.Update changes. What is not here is fixed when a queue is declared.
 var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.Priorities = to.Priorities },
+	func(q, to *Queue) { q.Fairness, q.BumpOnRedelivery = to.Fairness, to.BumpOnRedelivery },
 	func(q, to *Queue) { q.MaxRetries = to.MaxRetries },
 	func(q, to *Queue) { q.Retry = to.Retry },
 	func(q, to *Queue) { q.AckDeadline = to.AckDeadline },

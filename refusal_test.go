@@ -162,6 +162,19 @@ func TestRefusals(t *testing.T) {
 		declare(fmt.Sprint("priorities ", n), invalid, queue(func(q *bourse.Queue) { q.Priorities = n }), "Queue.Priorities",
 			fmt.Sprint(n))
 	}
+	for _, n := range []int{-1, 1, 1_000_001} {
+		declare(fmt.Sprint("lower one in ", n), invalid, bourse.Queue{Name: "n", Priorities: 2, Fairness: bourse.Fairness{LowerOneIn: n}},
+			"Queue.Fairness.LowerOneIn", fmt.Sprint(n))
+	}
+	for _, d := range []time.Duration{-1, bourse.MaxDelay + 1} {
+		declare(fmt.Sprint("aging ", d), invalid, bourse.Queue{Name: "n", Priorities: 2, Fairness: bourse.Fairness{Aging: d}},
+			"Queue.Fairness.Aging", fmt.Sprint(d))
+	}
+	declare("lower one in with one level", invalid, bourse.Queue{Name: "n", Fairness: bourse.Fairness{LowerOneIn: 2}},
+		"Queue.Fairness.LowerOneIn", "Priorities")
+	declare("aging with one level", invalid, bourse.Queue{Name: "n", Priorities: 1, Fairness: bourse.Fairness{Aging: 1}},
+		"Queue.Fairness.Aging", "Priorities")
+	declare("bump with one level", invalid, bourse.Queue{Name: "n", BumpOnRedelivery: true}, "Queue.BumpOnRedelivery", "Priorities")
 	declare("retries below NoRetry", invalid, queue(func(q *bourse.Queue) { q.MaxRetries = -3 }), "Queue.MaxRetries", "-3")
 	if math.MaxInt > math.MaxInt32 {
 		n := math.MaxInt32
@@ -267,6 +280,9 @@ func TestRefusals(t *testing.T) {
 	}
 	redeclare("Priorities", func(d *bourse.Queue) { d.Priorities = 11 })
 	redeclare("MaxRetries", func(d *bourse.Queue) { d.MaxRetries = bourse.NoLimit })
+	redeclare("Fairness.LowerOneIn", func(d *bourse.Queue) { d.Fairness.LowerOneIn = 2 })
+	redeclare("Fairness.Aging", func(d *bourse.Queue) { d.Fairness.Aging = 2 })
+	redeclare("BumpOnRedelivery", func(d *bourse.Queue) { d.BumpOnRedelivery = true })
 	redeclare("Retry.Min", func(d *bourse.Queue) { d.Retry.Min = 2 })
 	redeclare("Retry.Max", func(d *bourse.Queue) { d.Retry.Max = 3 })
 	redeclare("Retry.Factor", func(d *bourse.Queue) { d.Retry.Factor = 1.5 })

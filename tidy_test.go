@@ -42,6 +42,7 @@ var pureFiles = []string{
 	"declare.go",
 	"redefine.go",
 	"queue.go",
+	"fairness.go",
 	"retry.go",
 	"dedup.go",
 	"group.go",
