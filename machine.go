@@ -259,6 +259,10 @@ func (m *machine) tick(out []effect) []effect {
 		m.timers.Delete(t)
 		q := m.at(t.queue)
 		q.timer = 0
+		if at := q.due(); at == 0 || at > m.now {
+			m.arm(q) // It was early, as it is on some replicas only: there nothing may happen that does not on the others.
+			continue
+		}
 		out = m.touch(q, out)
 	}
 	return out

@@ -4,7 +4,6 @@ package bourse_test
 // searched from end to end, and one rule of the semantics after the other. Nothing here is shared with the broker.
 
 import (
-	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -365,35 +364,6 @@ func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 		q.remember(m, r.clock.Now())
 		r.dispatch(q)
 	}
-}
-
-func (q *refQueue) pop(now time.Time) *refEntry {
-	slices.SortFunc(q.ready, func(a, b *refEntry) int { return cmp.Compare(a.seq, b.seq) })
-	var heads []*refEntry // the first of each level, the next to serve first
-	for _, e := range q.ready {
-		if !slices.ContainsFunc(heads, func(o *refEntry) bool { return o.level == e.level }) {
-			heads = append(heads, e)
-		}
-	}
-	slices.SortStableFunc(heads, func(a, b *refEntry) int { return cmp.Compare(q.risen(b, now), q.risen(a, now)) })
-	e := heads[0]
-	if n := q.Fairness.LowerOneIn; n > 0 && int(q.turn+1)%n == 0 {
-		for _, lower := range heads {
-			if q.risen(lower, now) < q.risen(e, now) {
-				e = lower
-				break
-			}
-		}
-	}
-	q.ready = slices.DeleteFunc(q.ready, func(o *refEntry) bool { return o == e })
-	return e
-}
-
-func (q *refQueue) risen(e *refEntry, now time.Time) int {
-	if q.Fairness.Aging == 0 {
-		return e.level
-	}
-	return min(e.level+int(now.Sub(e.arrived)/q.Fairness.Aging), q.Priorities-1)
 }
 
 func (r *reference) dispatch(q *refQueue) {
