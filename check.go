@@ -280,7 +280,10 @@ func (r *roster) check() {
 // checkIDs tests the invariants of the ids that q remembers. alive are the messages that it holds, the dying aside.
 func (q *queue) checkIDs(alive map[uint64]bool) {
 	q.ids.check()
+	q.inbox.check()
 	d := &q.def.Dedup
+	invariant.Check(q.inbox.len() <= q.def.Inbox.MaxIDs, "queue 9: %d ids in the inbox, the limit is %d", q.inbox.len(),
+		q.def.Inbox.MaxIDs)
 	invariant.Check(q.ids.len() <= d.MaxIDs, "queue 9: %d ids, the limit is %d", q.ids.len(), d.MaxIDs)
 	if d.UntilDone && q.ids.inOrder != nil {
 		q.ids.inOrder.Ascend(func(id remembered) bool {

@@ -116,6 +116,7 @@ const (
 	verdictReject                 // failed: never again
 	verdictRelease                // no failure: again after pause
 	verdictExtend                 // still working: deadline in pause from now
+	verdictDone                   // done, and key goes into the inbox
 )
 
 // settle is a verdict on one loan.
@@ -127,6 +128,7 @@ type settle struct {
 	verdict  verdict
 	pause    time.Duration
 	note     string
+	key      idKey
 }
 
 func (c settle) appendTo(dst []byte, at instant) []byte {
@@ -138,6 +140,9 @@ func (c settle) appendTo(dst []byte, at instant) []byte {
 	dst = append(dst, byte(c.verdict))
 	if c.verdict == verdictAck {
 		return dst
+	}
+	if c.verdict == verdictDone {
+		return c.key.appendTo(dst)
 	}
 	dst = wire.AppendVarint(dst, int64(c.pause))
 	return wire.AppendString(dst, c.note)
@@ -153,10 +158,14 @@ func decodeSettle(r *wire.Reader) (c settle) {
 	}
 	c.slot = slotID(slot)
 	c.verdict = verdict(r.Byte())
-	if c.verdict > verdictExtend {
+	if c.verdict > verdictDone {
 		r.Fail()
 	}
-	if c.verdict != verdictAck {
+	switch c.verdict {
+	case verdictAck:
+	case verdictDone:
+		c.key = decodeKey(r)
+	default:
 		c.pause = time.Duration(r.Varint())
 		c.note = r.String()
 		if c.pause > MaxDelay {

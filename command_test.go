@@ -46,9 +46,13 @@ func TestCommandRoundTrip(t *testing.T) {
 
 		s := settle{
 			queue: queue, consumer: who, tag: tag, slot: slotID(rapid.Int32Range(0, math.MaxInt32).Draw(t, "slot")),
-			verdict: verdict(rapid.IntRange(0, int(verdictExtend)).Draw(t, "verdict")),
+			verdict: verdict(rapid.IntRange(0, int(verdictDone)).Draw(t, "verdict")),
 		}
-		if s.verdict != verdictAck {
+		switch s.verdict {
+		case verdictAck:
+		case verdictDone:
+			s.key = idKey{rapid.Uint64().Draw(t, "high"), rapid.Uint64().Draw(t, "low")}
+		default:
 			s.pause = time.Duration(rapid.Int64Range(math.MinInt64, int64(MaxDelay)).Draw(t, "pause"))
 			s.note = rapid.String().Draw(t, "note")
 		}
@@ -110,7 +114,9 @@ func TestCommandNumbers(t *testing.T) {
 		cmdEnqueue, cmdAttach, cmdDetach, cmdSettle, cmdAckUpTo, cmdTake, cmdTick, cmdOpen, cmdDeclare, cmdRemove, cmdMove,
 		cmdForwarded, cmdPurge, cmdAmend,
 	})
-	require.Equal(t, []verdict{0, 1, 2, 3, 4}, []verdict{verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend})
+	require.Equal(t, []verdict{0, 1, 2, 3, 4, 5}, []verdict{
+		verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend, verdictDone,
+	})
 	require.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 6, 7, 1 << 32}, []uint64{
 		answerOK, answerGone, answerStale, answerEmpty, answerError, answerTooMany, answerAbsent, answerNotWaiting, answerNumber,
 	})
@@ -122,7 +128,7 @@ func TestCommandNumbers(t *testing.T) {
 	// One command whose bytes are known: a change here is a change of the format.
 	require.Equal(t,
 		[]byte{4, 8, 7, 6, 5, 4, 3, 2, 1, 2, 0x81, 0x80, 0x80, 0x80, 0x10, 3, 5, 1, 1, 2, 'n', 'o'},
-		settle{2, 1<<32 | 1, 3, 5, verdictNack, -1, "no"}.appendTo(nil, 0x0102030405060708))
+		settle{2, 1<<32 | 1, 3, 5, verdictNack, -1, "no", idKey{}}.appendTo(nil, 0x0102030405060708))
 }
 
 func TestTakenLoanRoundTrip(t *testing.T) {

@@ -145,6 +145,8 @@ type Queue struct {
 	// memory, and all of it is gone, the declaration and its bindings too, when the broker is closed or its process
 	// ends. It is refused where an Engine spreads its queues over several instances.
 	Transient bool
+	// Inbox is how long the queue remembers what its consumers ended by Inbox.Done. Default: it has no inbox.
+	Inbox InboxMemory
 }
 
 // DeadLetter says what happens to a message that was rejected or failed once too often.
@@ -263,6 +265,9 @@ func (d Queue) validateSettings() *InvalidError {
 	if err := d.Dedup.validate(); err != nil {
 		return err
 	}
+	if err := d.Inbox.validate(); err != nil {
+		return err
+	}
 	return validateKey("Queue.DeadLetter.RoutingKey", d.DeadLetter.RoutingKey)
 }
 
@@ -365,6 +370,7 @@ func (d Queue) withDefaults() Queue {
 	}
 	d.Retry = d.Retry.withDefaults()
 	d.Dedup = d.Dedup.withDefaults()
+	d.Inbox = d.Inbox.withDefaults()
 	if d.AckDeadline == 0 {
 		d.AckDeadline = DefaultDeadline
 	}
@@ -431,6 +437,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("DeadLetter.RoutingKey", strconv.Quote(have.DeadLetter.RoutingKey), strconv.Quote(d.DeadLetter.RoutingKey))
 	f.add("DeadLetter.Discard", strconv.FormatBool(have.DeadLetter.Discard), strconv.FormatBool(d.DeadLetter.Discard))
 	d.Dedup.compare(have.Dedup, &f)
+	d.Inbox.compare(have.Inbox, &f)
 	return f.precondition(fmt.Sprintf("queue %q", d.Name))
 }
 
@@ -530,7 +537,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
-	return d.Dedup.appendTo(dst)
+	return d.Inbox.appendTo(d.Dedup.appendTo(dst))
 }
 
 func decodeQueue(r *wire.Reader) Queue {
@@ -547,6 +554,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		Transient:        r.Bool(),
 		DeadLetter:       DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
 		Dedup:            decodeDedup(r),
+		Inbox:            decodeInboxMemory(r),
 	}
 }
 

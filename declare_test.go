@@ -152,7 +152,8 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Queue{Name: "q", Priorities: 10, MaxRetries: NoRetry, Retry: Backoff{Min: 1, Max: MaxDelay}, AckDeadline: time.Hour,
 			DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"}, GroupConcurrency: NoLimit},
 		Queue{DeadLetter: DeadLetter{Discard: true}, Retry: Backoff{Pauses: []time.Duration{0, 1, MaxDelay}, Jitter: 0.99}},
-		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}, Dedup: Dedup{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
+		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}, Dedup: Dedup{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs},
+			Inbox: InboxMemory{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
 		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
@@ -193,7 +194,7 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	top := declared(t, Queue{Name: "q", Priorities: 2}, Exchange{Name: "e", Kind: Topic, Alternate: "f"})
 	_, _, err := top.declare([]Declaration{Queue{Name: "q", MaxRetries: NoLimit, Retry: Backoff{Min: time.Second, Jitter: 0.1},
 		AckDeadline: time.Minute, DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"},
-		Dedup: Dedup{Window: time.Hour, OnDuplicate: ReplaceWaiting}}})
+		Dedup: Dedup{Window: time.Hour, OnDuplicate: ReplaceWaiting}, Inbox: InboxMemory{Window: time.Minute}}})
 	require.ErrorIs(t, err, ErrPrecondition)
 	var pre *PreconditionError
 	require.True(t, errors.As(err, &pre))
@@ -201,6 +202,7 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 		{"Priorities", "2", "1"}, {"MaxRetries", "20", "NoLimit"}, {"Retry.Min", "0s", "1s"}, {"Retry.Max", "0s", "1s"},
 		{"Retry.Factor", "0", "2"}, {"Retry.Jitter", "0", "0.1"}, {"AckDeadline", "30m0s", "1m0s"}, {"DeadLetter.Exchange", `""`, `"x"`}, {"DeadLetter.RoutingKey", `""`, `"k"`},
 		{"Dedup.Window", "0s", "1h0m0s"}, {"Dedup.OnDuplicate", "ignore", "replace"}, {"Dedup.MaxIDs", "0", "1048576"},
+		{"Inbox.Window", "0s", "1m0s"}, {"Inbox.MaxIDs", "0", "1048576"},
 	}}, pre)
 	_, _, err = top.declare([]Declaration{
 		Queue{Name: "q", Priorities: 2, Fairness: Fairness{LowerOneIn: 3, Aging: time.Hour}, BumpOnRedelivery: true},
@@ -228,8 +230,8 @@ func TestDeclarationsMalformed(t *testing.T) {
 		"a jitter above one":       append(append([]byte{}, head...), 2, 0, 0, 0, 0, 2, 2, 0, 101, 0),
 		"a bump that is no truth":  append(append([]byte{}, head...), 2, 0, 0, 2),
 		"too many pauses":          append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 0, MaxPauses+1), make([]byte, 99)...),
-		"discard is not a truth":   append(append([]byte{}, good[:len(good)-5]...), 2),
-		"until done is no truth":   append(append([]byte{}, good[:len(good)-3]...), 2),
+		"discard is not a truth":   append(append([]byte{}, good[:len(good)-7]...), 2),
+		"until done is no truth":   append(append([]byte{}, good[:len(good)-5]...), 2),
 	}
 	for name, b := range rows {
 		r := wire.NewReader(append(b, make([]byte, 16)...))

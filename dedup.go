@@ -117,6 +117,39 @@ func decodeDedup(r *wire.Reader) Dedup {
 	}
 }
 
+func (d InboxMemory) validate() *InvalidError {
+	switch {
+	case d.Window < 0 || d.Window > MaxDedupWindow:
+		return invalid("Queue.Inbox.Window", "is %v, want 0 to %v", d.Window, MaxDedupWindow)
+	case d.MaxIDs < 0 || d.MaxIDs > MaxDedupIDs:
+		return invalid("Queue.Inbox.MaxIDs", "is %d, want 0 to %d", d.MaxIDs, MaxDedupIDs)
+	case d.MaxIDs != 0 && d.Window == 0:
+		return invalid("Queue.Inbox.MaxIDs", "is set without Window")
+	}
+	return nil
+}
+
+func (d InboxMemory) withDefaults() InboxMemory {
+	if d.MaxIDs == 0 && d.Window != 0 {
+		d.MaxIDs = DefaultDedupIDs
+	}
+	return d
+}
+
+// compare adds the fields in which have is not as d; both have their defaults.
+func (d InboxMemory) compare(have InboxMemory, f *fieldDiffs) {
+	f.add("Inbox.Window", have.Window.String(), d.Window.String())
+	f.add("Inbox.MaxIDs", strconv.Itoa(have.MaxIDs), strconv.Itoa(d.MaxIDs))
+}
+
+func (d InboxMemory) appendTo(dst []byte) []byte {
+	return wire.AppendVarint(wire.AppendVarint(dst, int64(d.Window)), int64(d.MaxIDs))
+}
+
+func decodeInboxMemory(r *wire.Reader) InboxMemory {
+	return InboxMemory{Window: time.Duration(r.Varint()), MaxIDs: decodeInt(r)}
+}
+
 // idKey stands for a message id: the first 128 bits of its SHA-256. Publishers choose ids, so it must be hard to find two with the
 // same key.
 type idKey struct{ high, low uint64 }
@@ -126,9 +159,15 @@ func keyOf(id []byte) idKey {
 	return idKey{binary.BigEndian.Uint64(sum[:]), binary.BigEndian.Uint64(sum[8:])}
 }
 
-// decodeKey reads the key of the message that has the attributes a, of which r is behind: zero for one that has no id of its own, or
+func (k idKey) appendTo(dst []byte) []byte {
+	return wire.AppendUint64(wire.AppendUint64(dst, k.high), k.low)
+}
+
+func decodeKey(r *wire.Reader) idKey { return idKey{r.Uint64(), r.Uint64()} }
+
+// readKey returns the key of the message that has the attributes a, of which r is behind: zero for one that has no id of its own, or
 // that has died before.
-func (a *attributes) decodeKey(r wire.Reader) (key idKey) {
+func (a *attributes) readKey(r wire.Reader) (key idKey) {
 	if a.flags&flagGivenID != 0 && a.flags&flagDeaths == 0 {
 		key = keyOf(r.Bytes())
 		mustDecode(cmdEnqueue, r.Err())
@@ -188,13 +227,16 @@ func (x *idIndex) at(seq uint64) (remembered, bool) {
 	return x.inOrder.Get(remembered{seq: seq})
 }
 
-// add puts in an id that is not there, with a number higher than all others.
-func (x *idIndex) add(id remembered) {
+// add puts in an id that is not there, with a number higher than all others. If there are limit already, the oldest has to go: add
+// returns how many did. limit is not 0.
+func (x *idIndex) add(id remembered, limit int) (forgotten uint64) {
 	if x.byKey == nil {
 		x.byKey, x.inOrder = btree.NewG(16, byKey), btree.NewG(16, inOrder)
 	}
+	forgotten = x.trim(limit - 1)
 	x.byKey.ReplaceOrInsert(keyed{id.key, id.seq})
 	x.inOrder.ReplaceOrInsert(id)
+	return forgotten
 }
 
 // remove takes out the id with a number, if it is there.
@@ -244,7 +286,7 @@ func (x *idIndex) due(window time.Duration) instant {
 // is how many references it took. What is due happens first: an id must not be held by a message that is dead by now.
 func (q *queue) repeated(ref Ref, size uint32, a *attributes, r wire.Reader, out []effect) (again bool, kept int, _ []effect) {
 	out = q.expire(out)
-	a.key = a.decodeKey(r)
+	a.key = a.readKey(r)
 	if a.key == (idKey{}) {
 		return false, 0, out
 	}
@@ -294,16 +336,53 @@ func (q *queue) remember(e *entry, key idKey) {
 	if old, ok := q.ids.find(key); ok {
 		q.ids.remove(old.seq) // it has expired
 	}
-	if q.ids.len() >= q.def.Dedup.MaxIDs {
-		oldest, _ := q.ids.oldest()
-		q.ids.remove(oldest.seq)
-		q.count.Forgotten++
-	}
 	id := remembered{key: key, seq: e.seq}
 	if q.def.Dedup.Window != 0 {
 		id.until = q.now + instant(q.def.Dedup.Window)
 	}
-	q.ids.add(id)
+	q.count.Forgotten += q.ids.add(id, q.def.Dedup.MaxIDs)
+}
+
+// record keeps the id of a message that its consumer has done, from the first time on.
+func (q *queue) record(key idKey) {
+	q.count.Done++
+	memory := &q.def.Inbox
+	if memory.Window == 0 {
+		return
+	}
+	if old, ok := q.inbox.find(key); ok {
+		if old.until > q.now {
+			return
+		}
+		q.inbox.remove(old.seq)
+	}
+	id := remembered{key: key, seq: q.count.Done, until: q.now + instant(memory.Window)}
+	q.count.Forgotten += q.inbox.add(id, memory.MaxIDs)
+}
+
+// expireIDs takes out the ids whose time has come.
+func (q *queue) expireIDs() {
+	if q.def.Dedup.Window != 0 {
+		q.ids.expire(q.now)
+	}
+	if q.def.Inbox.Window != 0 {
+		q.inbox.expire(q.now)
+	}
+}
+
+// idsDue is when expireIDs should be called at the latest, if that is before at; 0 for never.
+func (q *queue) idsDue(at instant) instant {
+	if q.def.Dedup.Window != 0 {
+		if due := q.ids.due(q.def.Dedup.Window); due != 0 && (at == 0 || due < at) {
+			at = due
+		}
+	}
+	if q.def.Inbox.Window != 0 {
+		if due := q.inbox.due(q.def.Inbox.Window); due != 0 && (at == 0 || due < at) {
+			at = due
+		}
+	}
+	return at
 }
 
 // rests takes note of when a delayed message is ready: that is how it is found.
@@ -334,18 +413,17 @@ func (x *idIndex) view() *btree.BTreeG[remembered] {
 
 // appendTo encodes an id for a snapshot. When a message is ready is said there with the message.
 func (id remembered) appendTo(dst []byte) []byte {
-	dst = wire.AppendUint64(dst, id.key.high)
-	dst = wire.AppendUint64(dst, id.key.low)
-	dst = wire.AppendUvarint(dst, id.seq)
+	dst = wire.AppendUvarint(id.key.appendTo(dst), id.seq)
 	return wire.AppendVarint(dst, int64(id.until))
 }
 
 // smallestID is a lower bound of the bytes of an id in a snapshot.
 const smallestID = 18
 
-// decodeIDs reads the ids of Dedup.
+// decodeIDs reads the ids of Dedup and of the inbox.
 func (q *queue) decodeIDs(r *wire.Reader) {
 	q.ids.decode(r, q.nextSeq, q.def.Dedup.MaxIDs, q.def.Dedup.Window != 0)
+	q.inbox.decode(r, q.count.Done+1, q.def.Inbox.MaxIDs, true)
 }
 
 // decode reads at most limit ids with numbers below next, which expire or do not.
@@ -356,7 +434,7 @@ func (x *idIndex) decode(r *wire.Reader, next uint64, limit int, expires bool) {
 		r.Fail()
 	}
 	for range n {
-		id := remembered{key: idKey{r.Uint64(), r.Uint64()}, seq: r.Uvarint(), until: instant(r.Varint())}
+		id := remembered{key: decodeKey(r), seq: r.Uvarint(), until: instant(r.Varint())}
 		_, twice := x.find(id.key)
 		if twice || id.seq <= last.seq || id.seq >= next || id.key == (idKey{}) || id.until < last.until || (id.until > 0) != expires {
 			r.Fail()
@@ -364,7 +442,7 @@ func (x *idIndex) decode(r *wire.Reader, next uint64, limit int, expires bool) {
 		if r.Err() != nil {
 			return
 		}
-		x.add(id)
+		x.add(id, limit)
 		last = id
 	}
 }

@@ -47,7 +47,7 @@ type settlement struct {
 	// open, has a proposal of its own.
 	verdict verdict
 	pause   time.Duration
-	note    string
+	note    string       // for verdictDone the id of the message
 	answer  chan settled // AckSync only; capacity 1, sent by Done
 }
 
@@ -59,9 +59,13 @@ type settled struct {
 // AppendTo implements Proposal.
 func (l *settlement) AppendTo(dst []byte) []byte {
 	s := l.sub
-	return settle{
+	c := settle{
 		queue: s.queue.id, consumer: s.id, tag: l.tag, slot: l.slot, verdict: l.verdict, pause: l.pause, note: l.note,
-	}.appendTo(dst, s.b.now())
+	}
+	if c.verdict == verdictDone {
+		c.key = keyOf([]byte(c.note))
+	}
+	return c.appendTo(dst, s.b.now())
 }
 
 // Durable implements Proposal.
@@ -147,18 +151,23 @@ func (d *Delivery) Ack() error { return d.settle("ack", verdictAck, 0, "", nil) 
 // tells for certain if the loan had been taken back before, with ErrStaleDelivery. If ctx ends first the
 // error matches ErrUnknownOutcome; if it had ended before the call, nothing is said and the loan goes on.
 func (d *Delivery) AckSync(ctx context.Context) error {
+	return d.settleSync(ctx, "ack", verdictAck, "")
+}
+
+// settleSync gives a verdict and waits until it is durable.
+func (d *Delivery) settleSync(ctx context.Context, op string, v verdict, note string) error {
 	if err := ctx.Err(); err != nil {
-		return d.describe("ack", err)
+		return d.describe(op, err)
 	}
 	answer := make(chan settled, 1)
-	if err := d.settle("ack", verdictAck, 0, "", answer); err != nil {
+	if err := d.settle(op, v, 0, note, answer); err != nil {
 		return err
 	}
 	a, known := await(ctx, answer)
 	if !known {
-		return d.describe("ack", fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err()))
+		return d.describe(op, fmt.Errorf("%w: %w", ErrUnknownOutcome, ctx.Err()))
 	}
-	return d.outcome("ack", a)
+	return d.outcome(op, a)
 }
 
 func (d *Delivery) outcome(op string, a settled) error {

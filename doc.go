@@ -31,7 +31,8 @@
 // deliveries. An Ack is in the log with the next commit; a crash before that brings the
 // message back, which [Delivery.AckSync] excludes.
 //
-// A publish that is retried with the same Message.ID is stored once in a queue with a [Dedup], whatever crashed in between.
+// A publish that is retried with the same Message.ID is stored once in a queue with a [Dedup], whatever crashed in between. A
+// consumer recognises what it has done before by the queue's [Inbox], whose record is made in the same commit as the ack.
 //
 // Not promised: exactly-once effects outside the broker, an order over several queues or consumers, and
 // that a message whose publish failed with ErrUnknownOutcome is not there.

@@ -24,7 +24,7 @@ func (s *single) send(m Message) applied {
 // settleAll gives a verdict on every loan of the effects.
 func (s *single) settleLoans(lent []effect, v verdict, pause time.Duration) {
 	for _, e := range lent {
-		s.apply(settle{e.queue, e.consumer, e.tag, e.slot, v, pause, ""}.appendTo(nil, s.now))
+		s.apply(settle{e.queue, e.consumer, e.tag, e.slot, v, pause, "", idKey{}}.appendTo(nil, s.now))
 	}
 }
 

@@ -64,6 +64,7 @@ func (p *interpreter) declaration() Queue {
 		Dedup: []Dedup{
 			{}, {Window: time.Second, OnDuplicate: BumpWaiting}, {UntilDone: true, OnDuplicate: ReplaceWaiting, MaxIDs: 2},
 		}[b%3],
+		Inbox: []InboxMemory{{}, {Window: time.Second, MaxIDs: 2}}[b/3%2],
 	}
 	if f := p.byte(); def.Priorities > 1 {
 		def.Fairness = Fairness{LowerOneIn: []int{0, 2, 5}[f%3], Aging: []time.Duration{0, time.Second, time.Minute}[f/3%3]}
@@ -97,8 +98,10 @@ func (p *interpreter) command() []byte {
 		return detach{p.queue(), p.consumer(), p.byte()%2 == 0}.appendTo(nil, p.now)
 	case 8, 9, 10, 11:
 		c := p.loan()
-		c.verdict = verdict(p.byte() % int(verdictExtend+1))
-		if c.verdict != verdictAck {
+		c.verdict = verdict(p.byte() % int(verdictDone+1))
+		if c.verdict == verdictDone {
+			c.key = keyOf([]byte{byte(p.byte() % 4)})
+		} else if c.verdict != verdictAck {
 			c.pause = time.Duration(p.byte()-20) * 100 * time.Millisecond
 		}
 		return c.appendTo(nil, p.now)
@@ -338,7 +341,7 @@ func FuzzAnswerError(f *testing.F) {
 
 func FuzzCommandDecode(f *testing.F) {
 	f.Add(attach{1, 2, 3, -4}.appendTo(nil, 4))
-	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note"}.appendTo(nil, 5))
+	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note", idKey{}}.appendTo(nil, 5))
 	f.Add(amend{1, place{2, 3, 4, StateDelayed, 5}, amendPriority, 6, 7}.appendTo(nil, 8))
 	f.Add(appendDeclare(nil, 1, topologyLimits{}, []Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))
 	f.Fuzz(func(t *testing.T, in []byte) {

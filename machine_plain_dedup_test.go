@@ -8,6 +8,7 @@ import "slices"
 // plainID is the id of a message that a queue remembers.
 type plainID struct {
 	id    string
+	key   idKey // in the inbox, instead of id
 	seq   uint64
 	until instant // 0: until its message is done
 }
@@ -70,27 +71,84 @@ func (p *plainMachine) duplicates() (n uint64) {
 	return n
 }
 
+// record keeps the key of a message that is done, unless it is there.
+func (q *plainQueue) record(key idKey) {
+	q.count.Done++
+	q.leaveInbox()
+	if q.def.Inbox.Window == 0 || slices.ContainsFunc(q.done, func(k plainID) bool { return k.key == key }) {
+		return
+	}
+	if len(q.done) == q.def.Inbox.MaxIDs {
+		q.done = q.done[1:]
+		q.count.Forgotten++
+	}
+	q.done = append(q.done, plainID{key: key, seq: q.count.Done, until: q.now + instant(q.def.Inbox.Window)})
+}
+
+// redefineIDs makes what is remembered follow an update. What had expired is gone.
+func (q *plainQueue) redefineIDs(was Dedup) {
+	def := &q.def
+	if (was.Window > 0) != (def.Dedup.Window > 0) || was.UntilDone != def.Dedup.UntilDone {
+		q.known = nil
+	}
+	for i := range q.known {
+		q.known[i].until += instant(def.Dedup.Window - was.Window)
+	}
+	q.forget()
+	for len(q.known) > def.Dedup.MaxIDs {
+		q.known = q.known[1:]
+		q.count.Forgotten++
+	}
+}
+
+// redefineInbox gives what is in the inbox the window that the queue has now. What had expired is gone.
+func (q *plainQueue) redefineInbox(was InboxMemory) {
+	q.done = slices.DeleteFunc(q.done, func(k plainID) bool { return k.until <= q.now || q.def.Inbox.Window == 0 })
+	for i := range q.done {
+		q.done[i].until += instant(q.def.Inbox.Window - was.Window)
+	}
+	q.leaveInbox()
+	for len(q.done) > q.def.Inbox.MaxIDs {
+		q.done = q.done[1:]
+		q.count.Forgotten++
+	}
+}
+
+func (q *plainQueue) leaveInbox() {
+	q.done = slices.DeleteFunc(q.done, func(k plainID) bool { return k.until <= q.now })
+}
+
 // known compares what is remembered and has not expired.
 func (w *walker) known(q *queue, p *plainQueue) {
 	w.t.Helper()
 	p.now = w.p.now
 	p.forget()
-	var got, want []plainID
-	if q.ids.inOrder != nil {
-		q.ids.inOrder.Ascend(func(id remembered) bool {
-			if id.until == 0 || id.until > w.m.now {
-				got = append(got, plainID{seq: id.seq, until: id.until})
-			}
-			return true
-		})
-	}
-	for _, k := range p.known {
-		want = append(want, plainID{seq: k.seq, until: k.until})
-		if id, ok := q.ids.find(keyOf([]byte(k.id))); !ok || id.seq != k.seq {
-			w.t.Fatalf("queue %q does not remember %+v", p.def.Name, k)
+	p.leaveInbox()
+	for _, of := range []struct {
+		what string
+		ids  *idIndex
+		want []plainID
+	}{{"duplicates", &q.ids, p.known}, {"its inbox", &q.inbox, p.done}} {
+		var got, want []plainID
+		if of.ids.inOrder != nil {
+			of.ids.inOrder.Ascend(func(id remembered) bool {
+				if id.until == 0 || id.until > w.m.now {
+					got = append(got, plainID{key: id.key, seq: id.seq, until: id.until})
+				}
+				return true
+			})
 		}
-	}
-	if !slices.Equal(got, want) {
-		w.t.Fatalf("queue %q remembers %+v, want %+v", p.def.Name, got, want)
+		for _, k := range of.want {
+			if k.id != "" {
+				k.key = keyOf([]byte(k.id))
+			}
+			want = append(want, plainID{key: k.key, seq: k.seq, until: k.until})
+			if id, ok := of.ids.find(k.key); !ok || id.seq != k.seq {
+				w.t.Fatalf("queue %q does not remember %+v of %s", p.def.Name, k, of.what)
+			}
+		}
+		if !slices.Equal(got, want) {
+			w.t.Fatalf("queue %q remembers %+v of %s, want %+v", p.def.Name, got, of.what, want)
+		}
 	}
 }

@@ -29,6 +29,7 @@ type plainQueue struct {
 	messages  []*plainMessage // those that are not gone, by seq
 	consumers []*plainConsumer
 	known     []plainID // that deduplication remembers, in order
+	done      []plainID // that the inbox does
 	count     counters  // bytes aside
 
 	groupTurn uint64            // turns taken since there are groups
@@ -554,6 +555,10 @@ func (p *plainMachine) settle(c settle, r *report) uint64 {
 	case c.verdict == verdictAck:
 		q.count.Acked++
 		q.remove(m, r)
+	case c.verdict == verdictDone:
+		q.count.Acked++
+		q.remove(m, r)
+		q.record(c.key)
 	case c.verdict == verdictNack:
 		pause := c.pause
 		if pause < 0 {
@@ -733,19 +738,10 @@ func (p *plainMachine) update(def Queue, r *report) error {
 	}
 	q.now = p.now
 	q.forget()
-	was := q.def.Dedup
+	was := q.def
 	q.def, q.updated = def, true
-	if (was.Window > 0) != (def.Dedup.Window > 0) || was.UntilDone != def.Dedup.UntilDone {
-		q.known = nil
-	}
-	for i := range q.known {
-		q.known[i].until += instant(def.Dedup.Window - was.Window)
-	}
-	q.forget()
-	for len(q.known) > def.Dedup.MaxIDs {
-		q.known = q.known[1:]
-		q.count.Forgotten++
-	}
+	q.redefineIDs(was.Dedup)
+	q.redefineInbox(was.Inbox)
 	for _, m := range q.messages {
 		m.level = min(m.level, def.Priorities-1)
 	}

@@ -27,9 +27,10 @@ import (
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
-//	      [dedup=D] [until-done] [duplicate=replace|bump] [max-ids=N]
+//	      [dedup=D] [until-done] [duplicate=replace|bump] [max-ids=N] [inbox=D] [inbox-ids=N]
 //	enqueue m1 q[,q2] [priority=N] [ttl=D|none] [delay=D] [id=ID] [group=WORD]     none: NoWait
 //	ack c1 N | nack c1 N [pause=D] [note=WORD] | reject c1 N [note=WORD] | release c1 N [pause=D] | extend c1 N by=D
+//	done c1 N id=ID                   an ack that goes into the inbox
 //	ack-up-to c1 N | take c1
 //	tick [+D] | at +D                 move the clock, with a command or without
 //	purge q | move m1 q TARGET[,TARGET] [priority=N] [group=WORD] | forwarded m1 q
@@ -305,7 +306,7 @@ func (s *script) command(words []string) {
 	case "forwarded":
 		source := s.queue(a.word(2))
 		s.apply(appendForwarded(nil, s.now, source, s.seq(a.word(1), source)))
-	case "ack", "nack", "reject", "release", "extend":
+	case "ack", "done", "nack", "reject", "release", "extend":
 		s.settle(a)
 	case "ack-up-to":
 		c := s.consumer(a.word(1))
@@ -367,6 +368,7 @@ func (s *script) definition(a *scriptArgs) Queue {
 	def.TTL = a.ttl()
 	def.DeadLetter = DeadLetter{Exchange: a.value["dead"], Discard: a.has("discard")}
 	def.Dedup = Dedup{Window: a.duration("dedup", 0), UntilDone: a.has("until-done"), MaxIDs: a.number("max-ids", 0)}
+	def.Inbox = InboxMemory{Window: a.duration("inbox", 0), MaxIDs: a.number("inbox-ids", 0)}
 	switch a.value["duplicate"] {
 	case "replace":
 		def.Dedup.OnDuplicate = ReplaceWaiting
@@ -404,6 +406,8 @@ func (s *script) settle(a *scriptArgs) {
 	switch a.words[0] {
 	case "ack":
 		v.verdict = verdictAck
+	case "done":
+		v.verdict, v.key = verdictDone, keyOf([]byte(a.value["id"]))
 	case "nack":
 		v.verdict, v.pause = verdictNack, a.duration("pause", -1)
 	case "reject":
@@ -620,6 +624,9 @@ func (s *script) show(q *queue) {
 	}
 	if c.Cancelled+c.Replayed > 0 {
 		s.say("cancelled %d replayed %d", c.Cancelled, c.Replayed)
+	}
+	if q.def.Inbox.Window > 0 {
+		s.say("done %d inbox %d forgotten %d", c.Done, q.inbox.len(), c.Forgotten)
 	}
 	if q.def.Dedup.on() {
 		s.say("ids %d duplicates %d forgotten %d", q.ids.len(), c.Duplicates, c.Forgotten)

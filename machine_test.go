@@ -73,7 +73,7 @@ func TestMachineStepLimit(t *testing.T) {
 		{"delays", func(s *single) {
 			for s.q.ledger.n > 0 {
 				ln := &s.q.ledger.slots[s.q.ledger.oldest]
-				c := settle{s.q.def.id, ln.holder.id, ln.tag, s.q.ledger.oldest, verdictRelease, time.Minute, ""}
+				c := settle{s.q.def.id, ln.holder.id, ln.tag, s.q.ledger.oldest, verdictRelease, time.Minute, "", idKey{}}
 				require.Equal(s.t, answerOK, s.apply(c.appendTo(nil, s.now)).answer.Code)
 			}
 			s.apply(detach{s.q.def.id, s.consumer(1), false}.appendTo(nil, s.now))
@@ -127,6 +127,7 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 		appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Queue{Name: "other"}}),
 		appendRemove(nil, s.now, onlyEmpty, []Declaration{Queue{Name: "other"}}),
 		appendForwarded(nil, s.now, s.q.def.id, 300),
+		settle{queue: s.q.def.id, verdict: verdictDone, key: keyOf(nil)}.appendTo(nil, s.now),
 		appendPurge(nil, s.now, s.q.def.id),
 		appendTick(nil, s.now),
 	}
@@ -144,7 +145,7 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 		attach{s.q.def.id, s.consumer(1), 1, MaxConsumerPriority + 1}.appendTo(nil, s.now),
 		attach{s.q.def.id, s.consumer(1), 1, -MaxConsumerPriority - 1}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, slot: noSlot}.appendTo(nil, s.now),
-		settle{queue: s.q.def.id, verdict: verdictExtend + 1}.appendTo(nil, s.now),
+		settle{queue: s.q.def.id, verdict: verdictDone + 1}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, verdict: verdictNack, pause: MaxDelay + 1}.appendTo(nil, s.now),
 	} {
 		require.Panics(t, func() { s.apply(cmd) }, "%x", cmd)
@@ -158,7 +159,7 @@ func TestMachineExtendIsCapped(t *testing.T) {
 	s.attach(1, 1)
 	s.enqueue(0)
 	e := s.effects(effectDeliver)[0]
-	s.apply(settle{e.queue, e.consumer, e.tag, e.slot, verdictExtend, MaxDelay, ""}.appendTo(nil, s.now))
+	s.apply(settle{e.queue, e.consumer, e.tag, e.slot, verdictExtend, MaxDelay, "", idKey{}}.appendTo(nil, s.now))
 	require.Equal(t, s.now+instant(MaxAckDeadline), s.q.due())
 }
 

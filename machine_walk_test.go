@@ -504,6 +504,7 @@ func (w *walker) settings(def *Queue) {
 		def.Dedup.UntilDone = def.Dedup.Window == 0
 	}
 	def.GroupConcurrency = []int{0, 0, 2, 3, NoLimit}[w.rng.IntN(5)]
+	def.Inbox = []InboxMemory{{}, {}, {Window: time.Second}, {Window: time.Hour, MaxIDs: 3}}[w.rng.IntN(4)]
 	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 }
 
@@ -518,7 +519,7 @@ func (w *walker) update() {
 			def.TTL = other.TTL
 		case 1:
 			w.settings(&other)
-			def.Priorities, def.Dedup = other.Priorities, other.Dedup
+			def.Priorities, def.Dedup, def.Inbox = other.Priorities, other.Dedup, other.Inbox
 			def.Fairness, def.BumpOnRedelivery = other.Fairness, other.BumpOnRedelivery
 		case 2:
 			w.settings(&other)

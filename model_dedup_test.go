@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/boursemq/bourse"
 )
 
@@ -72,6 +74,68 @@ func (q *refQueue) rememberAnew(was bourse.Dedup, now time.Time) {
 	q.known = slices.DeleteFunc(q.known, func(k refID) bool { return !q.remembers(k, now) })
 	for len(q.known) > to.MaxIDs {
 		q.known = q.known[1:]
+		q.count.Forgotten++
+	}
+}
+
+// record keeps the id of a message that was done, if q has an inbox.
+func (q *refQueue) record(id string, now time.Time) {
+	if q.Inbox.Window == 0 {
+		return
+	}
+	q.count.Done++
+	q.done = slices.DeleteFunc(q.done, func(k refID) bool { return !now.Before(k.until) })
+	if q.seen(id, now) {
+		return
+	}
+	if len(q.done) == q.Inbox.MaxIDs {
+		q.done = q.done[1:]
+		q.count.Forgotten++
+	}
+	q.done = append(q.done, refID{id: id, until: now.Add(q.Inbox.Window)})
+}
+
+func (q *refQueue) seen(id string, now time.Time) bool {
+	return slices.ContainsFunc(q.done, func(k refID) bool { return k.id == id && now.Before(k.until) })
+}
+
+// done ends d in the inbox of its queue. Without one, an ack is as good.
+func (s *sequence) done(d held) error {
+	inbox, err := s.b.Inbox(d.consumer.q.Name)
+	if d.consumer.q != s.ref.queue(d.Queue) || d.consumer.q.Inbox.Window == 0 {
+		return d.AckSync(ctx)
+	}
+	require.NoError(s.t, err)
+	return inbox.Done(ctx, d.Delivery)
+}
+
+// seen compares what the inbox says of d.
+func (s *sequence) seen(d *bourse.Delivery, q *refQueue) {
+	inbox, err := s.b.Inbox(q.Name)
+	if q.Inbox.Window == 0 {
+		require.ErrorIs(s.t, err, bourse.ErrInvalid)
+		return
+	}
+	require.NoError(s.t, err)
+	seen, err := inbox.Seen(ctx, d)
+	if q != s.ref.queue(q.Name) {
+		require.ErrorIs(s.t, err, bourse.ErrQueueGone)
+		return
+	}
+	require.NoError(s.t, err)
+	require.Equal(s.t, q.seen(d.ID, s.clock.Now()), seen)
+}
+
+// redefinedInbox gives what is in the inbox the window that q has now, from when it was done.
+func (q *refQueue) redefinedInbox(was bourse.InboxMemory, now time.Time) {
+	over := func(k refID) bool { return q.Inbox.Window == 0 || !now.Before(k.until) }
+	q.done = slices.DeleteFunc(q.done, over)
+	for i := range q.done {
+		q.done[i].until = q.done[i].until.Add(q.Inbox.Window - was.Window)
+	}
+	q.done = slices.DeleteFunc(q.done, over)
+	for len(q.done) > q.Inbox.MaxIDs {
+		q.done = q.done[1:]
 		q.count.Forgotten++
 	}
 }

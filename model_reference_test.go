@@ -30,6 +30,7 @@ type refQueue struct {
 	loans          []*refLoan // in order of dispatch
 	attached       []*refConsumer
 	known          []refID // that deduplication remembers
+	done           []refID // that the inbox does
 	seq, turn      uint64
 	count          bourse.QueueStats
 }
@@ -109,6 +110,9 @@ func withDefaults(q bourse.Queue) bourse.Queue {
 	if q.Dedup != (bourse.Dedup{}) && q.Dedup.MaxIDs == 0 {
 		q.Dedup.MaxIDs = 1 << 20
 	}
+	if q.Inbox.Window > 0 && q.Inbox.MaxIDs == 0 {
+		q.Inbox.MaxIDs = 1 << 20
+	}
 	return q
 }
 
@@ -167,9 +171,10 @@ func (r *reference) update(d bourse.Queue) error {
 	if q == nil {
 		return bourse.ErrNotFound
 	}
-	was := q.Dedup
+	was := q.Queue
 	q.Queue = withDefaults(d)
-	q.rememberAnew(was, r.clock.Now())
+	q.rememberAnew(was.Dedup, r.clock.Now())
+	q.redefinedInbox(was.Inbox, r.clock.Now())
 	all := slices.Concat(q.ready, q.delayed)
 	for _, l := range q.loans {
 		all = append(all, l.refEntry)
@@ -618,7 +623,7 @@ func (r *reference) settle(c *refConsumer, tag uint64, verdict string, pause tim
 	c.settled[tag] = true
 	q.back(l)
 	switch verdict {
-	case "ack":
+	case "ack", "done":
 		q.count.Acked++
 	case "nack":
 		r.fail(q, l.refEntry, q.backoff(l.refEntry))

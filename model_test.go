@@ -136,6 +136,7 @@ func (s *sequence) queue(name string) bourse.Queue {
 		})
 		q.BumpOnRedelivery = rapid.Bool().Draw(s.t, "bump")
 	}
+	q.Inbox = one(s.t, "inbox", []bourse.InboxMemory{{}, {Window: 20 * time.Second}, {Window: time.Hour, MaxIDs: 2}})
 	switch rapid.IntRange(0, 7).Draw(s.t, "dead letter") {
 	case 0:
 		q.DeadLetter.Discard = true
@@ -376,6 +377,7 @@ func (s *sequence) delivered(d *bourse.Delivery, want *refLoan) {
 	require.True(s.t, want.deadline.Equal(d.Deadline()), "deadline")
 	require.True(s.t, want.arrived.Equal(d.EnqueuedAt), "arrival")
 	require.Len(s.t, d.Headers, len(m.Headers))
+	s.seen(d, want.consumer.q)
 }
 
 func (s *sequence) settle() {
@@ -394,11 +396,16 @@ func (s *sequence) settle() {
 	}{
 		{"ack", d.Ack}, {"ack", func() error { return d.AckSync(ctx) }}, {"nack", d.Nack}, {"nack", d.Nack},
 		{"after", func() error { return d.NackAfter(pause) }}, {"reject", func() error { return d.Reject("no") }},
+		{"done", func() error { return s.done(d) }}, {"done", func() error { return s.done(d) }},
 		{"release", func() error { return d.Release(pause) }}, {"extend", func() error { return d.Extend(pause + time.Second) }},
 	}
 	v := verdicts[rapid.IntRange(0, len(verdicts)-1).Draw(s.t, "verdict")]
 	err := v.call()
-	s.same(err, s.ref.settle(d.consumer, d.Tag, v.name, pause), "%s tag %d of %s", v.name, d.Tag, d.Queue)
+	want := s.ref.settle(d.consumer, d.Tag, v.name, pause)
+	s.same(err, want, "%s tag %d of %s", v.name, d.Tag, d.Queue)
+	if v.name == "done" && want == nil {
+		d.consumer.q.record(d.ID, s.clock.Now())
+	}
 }
 
 func (s *sequence) ackUpTo() {
@@ -454,7 +461,7 @@ func (s *sequence) compare() {
 	var have []bourse.QueueStats
 	references := 0
 	for _, q := range st.Queues {
-		q.Bytes, q.Oldest, q.IDs = 0, 0, 0
+		q.Bytes, q.Oldest, q.IDs, q.InboxIDs = 0, 0, 0, 0
 		have = append(have, q)
 		references += q.Ready + q.Unacked + q.Delayed + q.Dying
 	}

@@ -25,7 +25,7 @@ type instant int64
 //  6. extras holds exactly those of the messages that say so.
 //  7. expiring lists exactly those of the ready that expire and have an extra or came back.
 //  8. After a command, no message is ready that should have expired, but for what stepLimit left.
-//  9. There are at most Dedup.MaxIDs ids.
+//  9. There are at most Dedup.MaxIDs ids, and Inbox.MaxIDs in the inbox.
 //  10. If ids last until their messages are done, each is that of a message which is ready, on loan or delayed.
 //  11. If duplicates change what waits, the id of each delayed message says when that is ready.
 type queue struct {
@@ -45,6 +45,7 @@ type queue struct {
 
 	delayedBytes, dyingBytes int64
 	ids                      idIndex // that Dedup remembers
+	inbox                    idIndex // of what consumers have done
 	timer                    instant // when the machine looks at this queue; 0: not set
 	count                    counters
 }
@@ -67,6 +68,7 @@ type counters struct {
 
 	Duplicates uint64 // publishes that repeated one
 	Forgotten  uint64 // ids forgotten early
+	Done       uint64 // those of Acked that went into the inbox
 
 	bytesIn   uint64 // of Enqueued
 	bytesGone uint64 // of all messages that are gone
@@ -323,6 +325,10 @@ func (q *queue) settle(c settle, out []effect) (uint64, []effect) {
 	case verdictAck:
 		q.count.Acked++
 		out = q.gone(e, out)
+	case verdictDone:
+		q.count.Acked++
+		q.record(c.key)
+		out = q.gone(e, out)
 	case verdictNack:
 		pause := c.pause
 		if pause < 0 {
@@ -382,9 +388,7 @@ func (q *queue) expire(out []effect) []effect {
 		q.delayedBytes -= int64(d.size)
 		q.rested(d.entry)
 	}
-	if q.def.Dedup.Window != 0 {
-		q.ids.expire(q.now)
-	}
+	q.expireIDs()
 	return q.expireReady(out)
 }
 
@@ -402,12 +406,7 @@ func (q *queue) due() instant {
 	if x, _, ok := q.nextExpiry(); ok && (at == 0 || x.at < at) {
 		at = x.at
 	}
-	if q.def.Dedup.Window != 0 {
-		if forget := q.ids.due(q.def.Dedup.Window); forget != 0 && (at == 0 || forget < at) {
-			at = forget
-		}
-	}
-	return at
+	return q.idsDue(at)
 }
 
 // purge removes what is ready or delayed and returns how much that was. What is on loan stays, and

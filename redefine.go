@@ -26,6 +26,7 @@ var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.GroupConcurrency = to.GroupConcurrency },
 	func(q, to *Queue) { q.DeadLetter = to.DeadLetter },
 	func(q, to *Queue) { q.Dedup = to.Dedup },
+	func(q, to *Queue) { q.Inbox = to.Inbox },
 }
 
 // updated is a queue that is not as it was first declared.
@@ -185,7 +186,7 @@ func (m *machine) updatedHere(q *queue) bool {
 //   - loans keep the deadline that they have, and pauses their end,
 //   - the retry limit is looked at when a message fails the next time,
 //   - an id is remembered for the new window from when its message came; those above a lower limit are forgotten, and
-//     all are if Window takes the place of UntilDone or the other way round.
+//     all are if Window takes the place of UntilDone or the other way round; the inbox is likewise, from when a message was done.
 //
 // It costs time in the number of ready messages if fewer priorities are left or the TTL becomes NoWait; if the TTL changes,
 // in that of those that came back or have an extra; if the limit of groups changes, in that of the groups.
@@ -213,6 +214,9 @@ func (q *queue) redefine(d Queue) {
 	if d.Dedup != had.Dedup {
 		q.redefineDedup(&had.Dedup)
 	}
+	if d.Inbox != had.Inbox {
+		q.redefineInbox(&had.Inbox)
+	}
 }
 
 // redefineDedup makes the ids that are remembered those of the new Dedup.
@@ -223,17 +227,34 @@ func (q *queue) redefineDedup(had *Dedup) {
 		return
 	}
 	q.ids.shift(q.now, instant(d.Window-had.Window))
-	for q.ids.len() > d.MaxIDs {
-		oldest, _ := q.ids.oldest()
-		q.ids.remove(oldest.seq)
-		q.count.Forgotten++
-	}
+	q.count.Forgotten += q.ids.trim(d.MaxIDs)
 	if q.delayed != nil {
 		q.delayed.Ascend(func(m delayed) bool {
 			q.rests(&m.entry, m.at)
 			return true
 		})
 	}
+}
+
+// redefineInbox is redefineDedup for the inbox.
+func (q *queue) redefineInbox(had *InboxMemory) {
+	d := &q.def.Inbox
+	if d.Window == 0 {
+		q.inbox = idIndex{}
+		return
+	}
+	q.inbox.shift(q.now, instant(d.Window-had.Window))
+	q.count.Forgotten += q.inbox.trim(d.MaxIDs)
+}
+
+// trim forgets the oldest until there are at most limit, and returns how many it forgot.
+func (x *idIndex) trim(limit int) (forgotten uint64) {
+	for x.len() > limit {
+		oldest, _ := x.oldest()
+		x.remove(oldest.seq)
+		forgotten++
+	}
+	return forgotten
 }
 
 // shift forgets what has expired, makes the others expire later or sooner, and forgets what then has.

@@ -226,6 +226,20 @@ func TestRefusals(t *testing.T) {
 		declare(fmt.Sprint("group concurrency ", n), invalid, queue(func(q *bourse.Queue) { q.GroupConcurrency = n }),
 			"Queue.GroupConcurrency", fmt.Sprint(n))
 	}
+	for _, c := range []struct {
+		name, field string
+		inbox       bourse.InboxMemory
+	}{
+		{"a negative window", "Queue.Inbox.Window", bourse.InboxMemory{Window: -1}},
+		{"a huge window", "Queue.Inbox.Window", bourse.InboxMemory{Window: bourse.MaxDedupWindow + 1}},
+		{"a negative number of ids", "Queue.Inbox.MaxIDs", bourse.InboxMemory{Window: 1, MaxIDs: -1}},
+		{"too many ids", "Queue.Inbox.MaxIDs", bourse.InboxMemory{Window: 1, MaxIDs: bourse.MaxDedupIDs + 1}},
+		{"a number of no ids", "Queue.Inbox.MaxIDs", bourse.InboxMemory{MaxIDs: 1}},
+	} {
+		declare("inbox, "+c.name, invalid, queue(func(q *bourse.Queue) { q.Inbox = c.inbox }), c.field)
+	}
+	row("the inbox of no queue", bourse.ErrNotFound, func() error { _, err := b.Inbox("no"); return err }, `"no"`)
+	row("the inbox of a queue without one", invalid, func() error { _, err := b.Inbox("empty"); return err }, "Queue.Inbox", `"empty"`)
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {
 		declare(fmt.Sprint("deadline ", d), invalid, queue(func(q *bourse.Queue) { q.AckDeadline = d }), "Queue.AckDeadline", d.String())
 	}
@@ -297,6 +311,8 @@ func TestRefusals(t *testing.T) {
 	redeclare("Dedup.OnDuplicate", func(d *bourse.Queue) {
 		d.Dedup = bourse.Dedup{UntilDone: true, OnDuplicate: bourse.BumpWaiting}
 	})
+	redeclare("Inbox.Window", func(d *bourse.Queue) { d.Inbox.Window = 1 })
+	redeclare("Inbox.MaxIDs", func(d *bourse.Queue) { d.Inbox = bourse.InboxMemory{Window: 1, MaxIDs: 5} })
 	redeclare("Dedup.MaxIDs", func(d *bourse.Queue) { d.Dedup = bourse.Dedup{Window: 1, MaxIDs: 5} })
 	redeclare("DeadLetter.Discard", func(d *bourse.Queue) { d.DeadLetter.Discard = true })
 	declare("with another DeadLetter.RoutingKey", bourse.ErrPrecondition,

@@ -24,6 +24,7 @@ import (
 //	          extras    count, then by seq: seq, ttl, start, group
 //	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
+//	          inbox     likewise
 //	          ready     count, then by level and seq: entry
 //	          delayed   count, then by time: at, entry
 //	          dying     count, then by seq: entry, at, reason, note
@@ -89,7 +90,7 @@ type view struct {
 type queueView struct {
 	head    []byte
 	extras  *btree.BTreeG[extra]
-	ids     *btree.BTreeG[remembered]
+	ids     [2]*btree.BTreeG[remembered] // of Dedup, of the inbox
 	groups  *btree.BTreeG[seat]
 	order   []byte // of the groups
 	ready   readyView
@@ -124,7 +125,7 @@ func (q *queue) view() queueView {
 	if q.extras != nil {
 		v.extras = q.extras.Clone()
 	}
-	v.ids = q.ids.view()
+	v.ids = [...]*btree.BTreeG[remembered]{q.ids.view(), q.inbox.view()}
 	v.order = q.groups.head(nil)
 	if !q.groups.isEmpty() {
 		v.groups = q.groups.seats.Clone()
@@ -192,12 +193,14 @@ func (v *view) write(emit func(piece []byte) error) error {
 				return room()
 			})
 		}
-		buf = wire.AppendUvarint(buf, uint64(treeLen(q.ids)))
-		if q.ids != nil {
-			q.ids.Ascend(func(id remembered) bool {
-				buf = id.appendTo(buf)
-				return room()
-			})
+		for _, ids := range q.ids {
+			buf = wire.AppendUvarint(buf, uint64(treeLen(ids)))
+			if ids != nil {
+				ids.Ascend(func(id remembered) bool {
+					buf = id.appendTo(buf)
+					return room()
+				})
+			}
 		}
 		buf = wire.AppendUvarint(buf, uint64(q.ready.n))
 		q.ready.each(func(e entry) bool {
@@ -273,7 +276,7 @@ func (q *queue) appendLoans(dst []byte) []byte {
 func (c *counters) list() []*uint64 {
 	return []*uint64{
 		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Expired, &c.Discarded,
-		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.Duplicates, &c.Forgotten,
+		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.Duplicates, &c.Forgotten, &c.Done,
 		&c.bytesIn, &c.bytesGone,
 	}
 }

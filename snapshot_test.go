@@ -29,7 +29,8 @@ func everyAccount(t testing.TB) *single {
 	s.attach(2, 1)
 	for i, v := range []verdict{verdictAck, verdictRelease, verdictRelease, verdictReject, verdictNack, verdictExtend, verdictReject} {
 		e := lent[i]
-		s.apply(settle{e.queue, e.consumer, e.tag, e.slot, v, time.Duration(i) * time.Second, "note"}.appendTo(nil, s.now))
+		c := settle{e.queue, e.consumer, e.tag, e.slot, v, time.Duration(i) * time.Second, "note", keyOf([]byte{byte(i)})}
+		s.apply(c.appendTo(nil, s.now))
 	}
 	q := s.q
 	require.Positive(t, q.ready.n)

@@ -51,8 +51,10 @@ type QueueStats struct {
 	Replayed  uint64 // messages that Replay took back to the queue they had died in
 
 	IDs        int    // that Queue.Dedup remembers, some of which may have expired
+	InboxIDs   int    // likewise, that the inbox does
 	Duplicates uint64 // publishes that repeated one of them
-	Forgotten  uint64 // IDs that were forgotten early, since there were Dedup.MaxIDs
+	Forgotten  uint64 // IDs that were forgotten early, since there were Dedup.MaxIDs, or Inbox.MaxIDs
+	Done       uint64 // those of Acked that Inbox.Done ended
 }
 
 // Stats returns a picture of the broker. It stops the application of commands for a moment, so call it every few
@@ -107,7 +109,8 @@ func (q *queue) stats(now instant) QueueStats {
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,
 		Expired: q.count.Expired, Discarded: q.count.Discarded,
 		Purged: q.count.Purged, Cancelled: q.count.Cancelled, Replayed: q.count.Replayed,
-		IDs: q.ids.len(), Duplicates: q.count.Duplicates, Forgotten: q.count.Forgotten,
+		IDs: q.ids.len(), InboxIDs: q.inbox.len(), Duplicates: q.count.Duplicates, Forgotten: q.count.Forgotten,
+		Done: q.count.Done,
 	}
 	if q.ready.n > 0 {
 		s.Oldest = max(0, time.Duration(now-q.foremost(now).arrived))
