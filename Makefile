@@ -19,7 +19,7 @@ MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill model sim crash bench floor replicate lint cover
+.PHONY: help test race invariants fuzz kill model sim crash bench depth floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -51,6 +51,9 @@ crash:            ## power cuts at every write and sync, of the log and of the b
 
 bench:            ## the benchmarks; say machine, commit and options with every figure
 	go test -run '^$$' -bench . -benchmem ./...
+
+depth:            ## fail if a million waiting messages make an operation slower than a thousand do
+	go test -run '^$$' -bench '^BenchmarkDepth$$' . -depth.most 1.2
 
 floor:            ## fail if the broker is too far from the least that a durable queue must do
 	go run ./bench/cmd/w -check
