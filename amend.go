@@ -93,7 +93,7 @@ func (m *machine) amend(ref Ref, size int, r *wire.Reader, out []effect) (res ap
 		res.answer.Code = answerStale
 	case c.what == amendEdit:
 		res.kept = 1
-		out = q.edit(p, ref, uint32(size), out)
+		out = q.edit(p, ref, 0, uint32(size), out)
 	case c.what == amendReplay:
 		res, out = m.replay(q, p, ref, size, r, out)
 	}
@@ -183,13 +183,13 @@ func (q *queue) move(p place, level uint8) {
 	q.putBack(p, e)
 }
 
-// edit makes the message at p that of the command at ref.
-func (q *queue) edit(p place, ref Ref, size uint32, out []effect) []effect {
+// edit makes the message at p that of the command at ref, or of a part of it.
+func (q *queue) edit(p place, ref Ref, part uint8, size uint32, out []effect) []effect {
 	e := q.takeOut(p)
 	out = append(out, effect{kind: effectFree, ref: e.ref})
 	q.count.bytesGone += uint64(e.size)
 	q.count.bytesIn += uint64(size)
-	e.ref, e.size = ref, size
+	e.ref, e.size, e.part = ref, size, part
 	q.putBack(p, e)
 	return out
 }

@@ -34,6 +34,7 @@ const (
 	cmdAmend     commandKind = 14 // cancel, promote, edit or replay one message, or change its priority
 	cmdUpdate    commandKind = 15 // change a queue
 	cmdRedefine  commandKind = 16 // bring that change into the queue's own shard
+	cmdBundle    commandKind = 17 // several messages, and perhaps the ack of a loan
 )
 
 const commandHeader = 1 + 8
@@ -275,6 +276,7 @@ const (
 	answerTooMany           // a limit on consumers is reached
 	answerAbsent            // the queue does not hold the message
 	answerNotWaiting        // the message is on loan or dying
+	answerTargetGone        // no queue of a message in a bundle exists any more
 	answerNumber     uint64 = 1 << 32
 )
 
@@ -303,6 +305,7 @@ func (k effectKind) String() string {
 type effect struct {
 	kind       effectKind
 	reason     deathReason
+	part       uint8 // of the command at ref
 	slot       slotID
 	queue      queueID
 	consumer   consumerID
@@ -326,6 +329,7 @@ func (e effect) appendTo(dst []byte) []byte {
 	dst = wire.AppendUint64(dst, e.seq)
 	dst = wire.AppendUint64(dst, uint64(e.ref))
 	dst = wire.AppendUint32(dst, e.size)
+	dst = wire.AppendUint32(dst, uint32(e.part))
 	dst = wire.AppendUint32(dst, e.deliveries)
 	dst = wire.AppendUint32(dst, e.failures)
 	dst = wire.AppendUint64(dst, uint64(e.at))
@@ -336,7 +340,7 @@ func decodeLoanEffect(b []byte) (effect, error) {
 	r := wire.NewReader(b)
 	e := effect{
 		kind: effectDeliver, queue: queueID(r.Uint64()), consumer: consumerID(r.Uint64()), tag: r.Uint64(),
-		slot: slotID(r.Uint32()), seq: r.Uint64(), ref: Ref(r.Uint64()), size: r.Uint32(),
+		slot: slotID(r.Uint32()), seq: r.Uint64(), ref: Ref(r.Uint64()), size: r.Uint32(), part: uint8(r.Uint32()),
 		deliveries: r.Uint32(), failures: r.Uint32(), at: instant(r.Uint64()), arrived: instant(r.Uint64()),
 	}
 	return e, r.Done()

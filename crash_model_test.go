@@ -94,7 +94,7 @@ func (h *crashHistory) record(kind commandKind, m *machine) {
 	defer h.mu.Unlock()
 	h.last[state] = h.states
 	switch kind {
-	case cmdEnqueue, cmdMove, cmdDeclare, cmdRemove, cmdPurge, cmdUpdate:
+	case cmdEnqueue, cmdMove, cmdDeclare, cmdRemove, cmdPurge, cmdUpdate, cmdBundle:
 		h.durable = h.states
 	case cmdSettle:
 		if h.syncing {

@@ -343,7 +343,11 @@ func (r *crashRun) step(dice int) (durable bool, err error) {
 		for range 2 + r.rng.Intn(4) {
 			ms = append(ms, r.message())
 		}
-		if err := r.b.PublishBatch(ctx, ms); err != nil {
+		publish := r.b.PublishBatch
+		if r.rng.Intn(2) == 0 {
+			publish = r.b.PublishAtomic
+		}
+		if err := publish(ctx, ms); err != nil {
 			return false, err
 		}
 		r.confirm(ms...)
@@ -421,11 +425,19 @@ func (r *crashRun) settle(d *Delivery) (durable bool, err error) {
 	case dice < 3:
 		return false, d.Ack()
 	case dice < 6:
-		r.h.mu.Lock()
-		r.h.syncing = true
-		r.h.mu.Unlock()
-		if err := d.AckSync(context.Background()); err != nil {
-			return false, err
+		if dice == 5 {
+			m := r.message()
+			if err := d.AckAndPublish(context.Background(), m); err != nil {
+				return false, err
+			}
+			r.confirm(m)
+		} else {
+			r.h.mu.Lock()
+			r.h.syncing = true
+			r.h.mu.Unlock()
+			if err := d.AckSync(context.Background()); err != nil {
+				return false, err
+			}
 		}
 		r.fates.change(func(all map[string]*fate) {
 			f := all[d.ID]

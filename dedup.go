@@ -302,7 +302,7 @@ func (q *queue) repeated(ref Ref, size uint32, a *attributes, r wire.Reader, out
 	switch {
 	case !waits:
 	case q.def.Dedup.OnDuplicate == ReplaceWaiting:
-		return true, 1, q.edit(at, ref, size, out)
+		return true, 1, q.edit(at, ref, a.part, size, out)
 	default:
 		if level := uint8(min(int(a.priority), q.def.Priorities-1)); level > e.level {
 			q.move(at, level)

@@ -64,6 +64,7 @@
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
 //	queue.purge                                Broker.Purge; Broker.Cancel for one message
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch
+//	tx.select, tx.commit                       Broker.PublishAtomic, Delivery.AckAndPublish
 //	basic.return                               ErrUnroutable, with Message.Mandatory
 //	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch
 //	x-priority of basic.consume                SubscribeOptions.Priority

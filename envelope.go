@@ -39,6 +39,7 @@ type attributes struct {
 	priority uint8
 	ttl      time.Duration
 	readyAt  instant // 0: at once
+	part     uint8   // of a bundle, else 0; not decoded
 	key      idKey   // set only where a queue remembers ids; the id comes behind these
 	group    []byte  // a part of the command
 }
@@ -187,6 +188,14 @@ func envelopeOf(cmd []byte) (envelope, error) {
 	default:
 		r.Fail()
 	}
+	return decodeAddressed(r)
+}
+
+// envelopeIn is envelopeOf for a part of a bundle.
+func envelopeIn(part []byte) (envelope, error) { return decodeAddressed(wire.NewReader(part)) }
+
+// decodeAddressed reads targets and a message.
+func decodeAddressed(r wire.Reader) (envelope, error) {
 	for range r.Count(1) {
 		r.Uvarint()
 	}

@@ -50,6 +50,9 @@ var (
 	// ErrForeignDir: the directory holds something, but no broker's data, or data of a
 	// newer version.
 	ErrForeignDir = errors.New("not a broker directory")
+	// ErrNotAtomic: the queues of a PublishAtomic or an AckAndPublish are in more than one log, since the engine gives each its
+	// own, or some are transient: there is no commit for all of them. Nothing was stored.
+	ErrNotAtomic = errors.New("not in one log")
 	// ErrNotLeader: this node does not lead the shard; propose at the node that does.
 	ErrNotLeader = errors.New("not the leader")
 )
@@ -108,6 +111,20 @@ func (e *PreconditionError) Error() string {
 
 // Is reports whether target is ErrPrecondition.
 func (e *PreconditionError) Is(target error) bool { return target == ErrPrecondition }
+
+// AtomicError says which message kept a PublishAtomic or an AckAndPublish from being stored, and why. Neither it nor any other
+// message is stored.
+type AtomicError struct {
+	Index int // of the message
+	Err   error
+}
+
+func (e *AtomicError) Error() string {
+	return fmt.Sprintf("nothing is stored: message %d: %v", e.Index, e.Err)
+}
+
+// Unwrap returns why the message was refused.
+func (e *AtomicError) Unwrap() error { return e.Err }
 
 // BatchError holds the outcome of each message of a PublishBatch of which at least one
 // was not stored: Errs[i] belongs to message i and is nil if it is stored durably.

@@ -170,6 +170,10 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		} else {
 			res.answer.Code = answerGone
 		}
+	case cmdBundle:
+		g := decodeBundle(&r)
+		mustDecode(kind, r.Done())
+		res, out = m.bundle(ref, &g, out)
 	case cmdUpdate:
 		d := decodeOneQueue(&r)
 		mustDecode(kind, r.Done())
@@ -285,17 +289,9 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (appl
 			continue
 		}
 		taken++
-		if q.def.Dedup.on() {
-			var again bool
-			var kept int
-			if again, kept, out = q.repeated(ref, uint32(size), &a, *r, out); again {
-				res.kept += kept
-				out = m.touch(q, out)
-				continue
-			}
-		}
-		q.enqueue(ref, uint32(size), a)
-		res.kept++
+		var kept int
+		kept, out = q.accept(ref, uint32(size), a, *r, out)
+		res.kept += kept
 		out = m.touch(q, out)
 	}
 	res.answer.Code = answerOK

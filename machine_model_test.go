@@ -42,6 +42,7 @@ func TestMachineModel(t *testing.T) {
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
 			"delays": total.delays, "expired messages": total.expired, "updates": total.updates, "held groups": total.held,
+			"bundles": total.bundles, "acks in bundles": total.bundleAcks, "bundles refused": total.bundlesRefused,
 			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
@@ -59,6 +60,7 @@ type walkCount struct {
 	walks, commands, snapshots, checks                         int
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
 	sessions, delays, expired, duplicates, updates, held       int
+	bundles, bundleAcks, bundlesRefused                        int
 	amended                                                    [amendReplay + 1]int
 }
 
@@ -83,6 +85,9 @@ func (c *walkCount) add(o walkCount) {
 	c.duplicates += o.duplicates
 	c.updates += o.updates
 	c.held += o.held
+	c.bundles += o.bundles
+	c.bundleAcks += o.bundleAcks
+	c.bundlesRefused += o.bundlesRefused
 }
 
 // walker takes one machine and one model through a walk.
@@ -203,7 +208,7 @@ func (r *report) add(e *effect) {
 	case effectGone:
 		r.gone = append(r.gone, tag)
 	case effectForward:
-		r.forward = append(r.forward, plainDeath{e.queue, e.seq, e.ref, e.size, e.failures, e.reason.String(), e.note, e.at})
+		r.forward = append(r.forward, plainDeath{e.queue, e.seq, e.ref, e.part, e.size, e.failures, e.reason.String(), e.note, e.at})
 	case effectFree:
 		r.freed = append(r.freed, e.ref)
 	case effectTopology:
@@ -213,7 +218,7 @@ func (r *report) add(e *effect) {
 
 func loanOf(e *effect) plainLoan {
 	return plainLoan{
-		plainTag: plainTag{e.queue, e.consumer, e.tag}, seq: e.seq, ref: e.ref, size: e.size,
+		plainTag: plainTag{e.queue, e.consumer, e.tag}, seq: e.seq, ref: e.ref, part: e.part, size: e.size,
 		deliveries: e.deliveries, failures: e.failures, deadline: e.at, arrived: e.arrived,
 	}
 }
@@ -372,7 +377,7 @@ func (w *walker) entry(p *plainQueue, e entry, state plainState) *plainMessage {
 	m := p.messages[i]
 	want := entry{
 		seq: m.seq, ref: m.ref, arrived: m.arrived, size: m.size, deliveries: m.deliveries, failures: m.failures, level: uint8(m.level),
-		extra: e.extra, counted: m.group != "" && (state == plainLent || state == plainDelayed && m.deliveries > 0),
+		extra: e.extra, part: m.part, counted: m.group != "" && (state == plainLent || state == plainDelayed && m.deliveries > 0),
 	}
 	if e != want || m.state != state {
 		w.t.Fatalf("queue %q: message %+v in state %d, want %+v in state %d", p.def.Name, e, state, want, m.state)

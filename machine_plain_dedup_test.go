@@ -28,7 +28,7 @@ func (q *plainQueue) repeats(ref Ref, size uint32, msg Message, r *report) (agai
 		switch q.def.Dedup.OnDuplicate {
 		case ReplaceWaiting:
 			r.freed = append(r.freed, m.ref)
-			m.ref, m.size = ref, size
+			m.ref, m.part, m.size = ref, q.part, size
 			return true, true
 		case BumpWaiting:
 			m.level = max(m.level, min(int(msg.Priority), q.def.Priorities-1))

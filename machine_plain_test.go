@@ -23,6 +23,7 @@ type plainQueue struct {
 	id        queueID
 	def       Queue // with defaults
 	updated   bool
+	part      uint8 // of the bundle that is taken now; 0: none
 	now       instant
 	nextSeq   uint64
 	turn      uint64
@@ -50,6 +51,7 @@ const (
 type plainMessage struct {
 	seq        uint64
 	ref        Ref
+	part       uint8
 	size       uint32
 	level      int
 	arrived    instant
@@ -100,6 +102,7 @@ type plainLoan struct {
 	plainTag
 	seq                  uint64
 	ref                  Ref
+	part                 uint8
 	size                 uint32
 	deliveries, failures uint32
 	deadline, arrived    instant
@@ -109,6 +112,7 @@ type plainDeath struct {
 	queue  queueID
 	seq    uint64
 	ref    Ref
+	part   uint8
 	size   uint32
 	failed uint32
 	reason string
@@ -233,7 +237,8 @@ func (q *plainQueue) eligible() *plainConsumer {
 
 func (q *plainQueue) enqueue(ref Ref, size uint32, msg Message) {
 	m := &plainMessage{
-		seq: q.nextSeq, ref: ref, size: size, arrived: q.now, level: int(msg.Priority), ttl: msg.TTL, since: q.now, group: msg.GroupID,
+		seq: q.nextSeq, ref: ref, part: q.part, size: size, arrived: q.now, level: int(msg.Priority),
+		ttl: msg.TTL, since: q.now, group: msg.GroupID,
 	}
 	if !msg.DeliverAt.IsZero() {
 		if at := instant(msg.DeliverAt.UnixNano()); at > q.now {
@@ -268,7 +273,7 @@ func (q *plainQueue) lend(m *plainMessage, c *plainConsumer) plainLoan {
 	m.deliveries++
 	q.count.Delivered++
 	return plainLoan{
-		plainTag: plainTag{q.id, c.id, m.tag}, seq: m.seq, ref: m.ref, size: m.size,
+		plainTag: plainTag{q.id, c.id, m.tag}, seq: m.seq, ref: m.ref, part: m.part, size: m.size,
 		deliveries: m.deliveries, failures: m.failures, deadline: m.at, arrived: m.arrived,
 	}
 }
@@ -417,7 +422,9 @@ func (q *plainQueue) die(m *plainMessage, reason, note string, r *report) {
 }
 
 func (q *plainQueue) death(m *plainMessage) plainDeath {
-	return plainDeath{queue: q.id, seq: m.seq, ref: m.ref, size: m.size, failed: m.failures, reason: m.reason, note: m.note, at: m.at}
+	return plainDeath{
+		queue: q.id, seq: m.seq, ref: m.ref, part: m.part, size: m.size, failed: m.failures, reason: m.reason, note: m.note, at: m.at,
+	}
 }
 
 func (q *plainQueue) remove(m *plainMessage, r *report) {
@@ -436,25 +443,10 @@ func (p *plainMachine) enqueue(ref Ref, size uint32, msg Message, died bool, tar
 			continue
 		}
 		code = answerOK
-		dedup := msg.ID != "" && !died && q.def.Dedup.MaxIDs > 0
-		if q.def.Dedup.MaxIDs > 0 {
-			q.due(r)
-		}
-		if dedup {
-			if again, replaced := q.repeats(ref, size, msg, r); again {
-				if replaced {
-					kept++
-				}
-				q.settled(r)
-				continue
-			}
-		}
-		q.enqueue(ref, size, msg)
-		if dedup {
-			q.remember(msg.ID)
+		if q.accept(ref, size, msg, died, r) {
+			kept++
 		}
 		q.settled(r)
-		kept++
 	}
 	return code, kept
 }
@@ -693,7 +685,7 @@ func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg M
 		m.level = min(int(c.priority), q.def.Priorities-1)
 	case amendEdit:
 		r.freed = append(r.freed, m.ref)
-		m.ref, m.size = ref, size
+		m.ref, m.part, m.size = ref, 0, size
 		return answerOK, 1
 	case amendReplay:
 		// It leaves first; nobody can be served meanwhile.

@@ -17,8 +17,12 @@ import (
 // step proposes one random command.
 func (w *walker) step() {
 	w.pass()
-	if w.one(70) {
+	switch w.rng.IntN(280) {
+	case 0, 1, 2, 3:
 		w.update()
+		return
+	case 4, 5, 6, 7, 8, 9, 10, 11:
+		w.bundle()
 		return
 	}
 	most := 30
@@ -616,6 +620,8 @@ func describeCommand(cmd []byte) string {
 	case cmdDeclare:
 		decodeLimits(&r)
 		what = decodeDeclarations(&r)
+	case cmdBundle:
+		what = decodeBundle(&r)
 	case cmdUpdate:
 		what = decodeOneQueue(&r)
 	case cmdRemove:

@@ -360,13 +360,7 @@ func (r *reference) publish(m bourse.Message, routed []*refQueue, err error) err
 
 func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 	for _, q := range queues {
-		if q.repeats(m, r.clock.Now()) {
-			continue
-		}
-		q.seq++
-		q.count.Enqueued++
-		q.ready = append(q.ready, &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: r.clock.Now()})
-		q.remember(m, r.clock.Now())
+		r.put(m, q)
 		r.dispatch(q)
 	}
 }
@@ -602,17 +596,8 @@ func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
 
 // settle gives a verdict on the loan that c has, or had, under tag.
 func (r *reference) settle(c *refConsumer, tag uint64, verdict string, pause time.Duration) error {
-	switch {
-	case c.settled[tag]:
-		return bourse.ErrUnknownDelivery
-	case c.auto:
-		return bourse.ErrAutoAck
-	case c.ended != nil:
-		return c.ended
-	case tag <= c.ackedTo:
-		return bourse.ErrUnknownDelivery
-	case c.stale[tag]:
-		return bourse.ErrStaleDelivery
+	if err := c.refuses(tag); err != nil {
+		return err
 	}
 	q := c.q
 	l := q.loans[slices.IndexFunc(q.loans, func(l *refLoan) bool { return l.consumer == c && l.tag == tag })]

@@ -202,6 +202,7 @@ func (s *sequence) operation() {
 				modelQueues)))
 		},
 		func() { s.declare(s.exchange(one(s.t, "exchange", modelExchanges))) }, s.remove, s.update,
+		s.publishAtomic, s.ackAndPublish, s.ackAndPublish,
 	}
 	ops[rapid.IntRange(0, len(ops)-1).Draw(s.t, "operation")]()
 }

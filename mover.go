@@ -179,18 +179,10 @@ func (p *moving) forward() error {
 }
 
 func (p *moving) read() error {
-	cmd, err := p.source.log.Read(p.order.ref, int(p.order.size), nil)
-	if err != nil {
-		return err
-	}
-	env, err := envelopeOf(cmd)
-	if err != nil {
-		return err
-	}
-	if p.deaths, err = decodeDeaths(env.deaths); err != nil {
-		return err
-	}
-	return env.message(cmd, &p.message)
+	var d Delivery
+	err := p.source.read(p.order.ref, p.order.part, p.order.size, &d)
+	p.message, p.deaths = d.Message, d.Deaths
+	return err
 }
 
 // address finds the queues for the dead message and writes its death into its history. Where the dead-letter

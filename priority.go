@@ -16,12 +16,13 @@ type entry struct {
 	seq        uint64  // order of arrival in this queue, from 1
 	ref        Ref     // the command in the log that holds the message
 	arrived    instant // when it came to this queue
-	size       uint32  // bytes of the command at ref
+	size       uint32  // bytes of the command at ref, or of the part
 	deliveries uint32  // times it was handed out
 	failures   uint32  // times it went wrong
 	level      uint8   // 0 is served last
 	extra      bool    // there is more about it in queue.extras
 	counted    bool    // on loan or resting, it counts against the limit of its group
+	part       uint8   // which message of the command at ref, from 1; 0: that holds one
 }
 
 // readySet holds the messages that wait for a consumer: one line per priority level, each

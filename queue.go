@@ -124,7 +124,7 @@ func newQueue(def queueDef) *queue {
 // enqueue accepts a message that is stored at ref. It is ready at once, or when its delay is over.
 func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	e := entry{
-		seq: q.nextSeq, ref: ref, arrived: q.now, size: size,
+		seq: q.nextSeq, ref: ref, arrived: q.now, size: size, part: a.part,
 		level: uint8(min(int(a.priority), q.def.Priorities-1)),
 	}
 	q.nextSeq++
@@ -173,7 +173,7 @@ func (q *queue) deliverEffect(s slotID) effect {
 	ln := &q.ledger.slots[s]
 	return effect{
 		kind: effectDeliver, queue: q.def.id, consumer: ln.holder.id, tag: ln.tag, slot: s, seq: ln.seq,
-		ref: ln.ref, size: ln.size, deliveries: ln.deliveries, failures: ln.failures,
+		ref: ln.ref, part: ln.part, size: ln.size, deliveries: ln.deliveries, failures: ln.failures,
 		at: ln.deadline, arrived: ln.arrived,
 	}
 }
@@ -273,7 +273,7 @@ func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []e
 
 func (q *queue) forwardEffect(d dying) effect {
 	return effect{
-		kind: effectForward, queue: q.def.id, seq: d.seq, ref: d.ref, size: d.size,
+		kind: effectForward, queue: q.def.id, seq: d.seq, ref: d.ref, part: d.part, size: d.size,
 		failures: d.failures, reason: d.reason, note: d.note, at: d.at,
 	}
 }

@@ -28,13 +28,18 @@ func room(n int) []byte {
 	return b
 }
 
-// read fills d with the message in the command at ref.
-func (s *shard) read(ref Ref, size uint32, d *Delivery) error {
-	cmd, err := s.log.Read(ref, int(size), room(int(size)+messageRoom))
-	if err != nil {
-		return err
+// read fills d with the message in the command at ref, or a part of it.
+func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {
+	var cmd []byte
+	var env envelope
+	var err error
+	if part == 0 {
+		if cmd, err = s.log.Read(ref, int(size), room(int(size)+messageRoom)); err == nil {
+			env, err = envelopeOf(cmd)
+		}
+	} else {
+		cmd, env, err = s.readPart(ref, part)
 	}
-	env, err := envelopeOf(cmd)
 	if err != nil {
 		return err
 	}
@@ -42,4 +47,23 @@ func (s *shard) read(ref Ref, size uint32, d *Delivery) error {
 		return err
 	}
 	return env.message(cmd, &d.Message)
+}
+
+// bundles is memory for bundles, of which a part is read.
+var bundles = sync.Pool{New: func() any { return new([]byte) }}
+
+// readPart reads a part of a bundle, into memory of its own.
+func (s *shard) readPart(ref Ref, part uint8) (b []byte, env envelope, err error) {
+	whole, _ := bundles.Get().(*[]byte) // the pool holds nothing else
+	defer bundles.Put(whole)
+	if *whole, err = s.log.Read(ref, 0, (*whole)[:0]); err != nil {
+		return nil, env, err
+	}
+	found, err := partOf(*whole, part)
+	if err != nil {
+		return nil, env, err
+	}
+	b = append(room(len(found)+messageRoom), found...)
+	env, err = envelopeIn(b)
+	return b, env, err
 }

@@ -105,6 +105,8 @@ func TestRefusals(t *testing.T) {
 	publish := func(name string, is error, m bourse.Message, says ...string) {
 		row("publish "+name, is, func() error { return b.Publish(ctx, m) }, says...)
 		row("publish async "+name, is, func() error { return b.PublishAsync(ctx, m).Wait(ctx) }, says...)
+		row("publish atomically "+name, is, func() error { return b.PublishAtomic(ctx, []bourse.Message{m}) }, says...)
+		row("ack and publish "+name, is, func() error { return lent.AckAndPublish(ctx, m) }, says...)
 		row("publish a batch with "+name, is, func() error { return b.PublishBatch(ctx, []bourse.Message{m}) }, says...)
 	}
 	invalid := bourse.ErrInvalid
@@ -350,17 +352,19 @@ func TestRefusals(t *testing.T) {
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	for name, call := range map[string]func() error{
-		"publish":         func() error { return b.Publish(ended, bourse.Message{RoutingKey: "q"}) },
-		"publish async":   func() error { return b.PublishAsync(ended, bourse.Message{RoutingKey: "q"}).Wait(ctx) },
-		"publish a batch": func() error { return b.PublishBatch(ended, []bourse.Message{{RoutingKey: "q"}}) },
-		"declare":         func() error { return b.Declare(ended, bourse.Queue{Name: "n"}) },
-		"update":          func() error { return b.Update(ended, bourse.Queue{Name: "q"}) },
-		"delete":          func() error { return b.Delete(ended, bourse.Queue{Name: "empty"}) },
-		"purge":           func() error { _, err := b.Purge(ended, "q"); return err },
-		"get":             func() error { _, err := b.Get(ended, "q"); return err },
-		"subscribe":       func() error { _, err := b.Subscribe(ended, "q", bourse.SubscribeOptions{}); return err },
-		"work":            func() error { return b.Work(ended, "q", acks, bourse.WorkOptions{}) },
-		"ack":             func() error { return lent.AckSync(ended) },
+		"publish":            func() error { return b.Publish(ended, bourse.Message{RoutingKey: "q"}) },
+		"publish async":      func() error { return b.PublishAsync(ended, bourse.Message{RoutingKey: "q"}).Wait(ctx) },
+		"publish a batch":    func() error { return b.PublishBatch(ended, []bourse.Message{{RoutingKey: "q"}}) },
+		"publish atomically": func() error { return b.PublishAtomic(ended, []bourse.Message{{RoutingKey: "q"}}) },
+		"ack and publish":    func() error { return lent.AckAndPublish(ended, bourse.Message{RoutingKey: "q"}) },
+		"declare":            func() error { return b.Declare(ended, bourse.Queue{Name: "n"}) },
+		"update":             func() error { return b.Update(ended, bourse.Queue{Name: "q"}) },
+		"delete":             func() error { return b.Delete(ended, bourse.Queue{Name: "empty"}) },
+		"purge":              func() error { _, err := b.Purge(ended, "q"); return err },
+		"get":                func() error { _, err := b.Get(ended, "q"); return err },
+		"subscribe":          func() error { _, err := b.Subscribe(ended, "q", bourse.SubscribeOptions{}); return err },
+		"work":               func() error { return b.Work(ended, "q", acks, bourse.WorkOptions{}) },
+		"ack":                func() error { return lent.AckSync(ended) },
 	} {
 		row(name+" with an ended context", context.Canceled, call)
 	}
@@ -653,16 +657,17 @@ func TestClosedRefuses(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.NoError(t, b.Shutdown(ctx))
 	for name, err := range map[string]error{
-		"publish":         b.Publish(ctx, bourse.Message{RoutingKey: "q"}),
-		"publish async":   b.PublishAsync(ctx, bourse.Message{RoutingKey: "q"}).Err(),
-		"publish a batch": b.PublishBatch(ctx, make([]bourse.Message, 2)),
-		"declare":         b.Declare(ctx, bourse.Queue{Name: "n"}),
-		"update":          b.Update(ctx, bourse.Queue{Name: "q"}),
-		"delete":          b.Delete(ctx, bourse.Queue{Name: "q"}),
-		"work":            b.Work(ctx, "q", acks, bourse.WorkOptions{}),
-		"purge":           func() error { _, err := b.Purge(ctx, "q"); return err }(),
-		"get":             func() error { _, err := b.Get(ctx, "q"); return err }(),
-		"subscribe":       func() error { _, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{}); return err }(),
+		"publish":            b.Publish(ctx, bourse.Message{RoutingKey: "q"}),
+		"publish async":      b.PublishAsync(ctx, bourse.Message{RoutingKey: "q"}).Err(),
+		"publish a batch":    b.PublishBatch(ctx, make([]bourse.Message, 2)),
+		"publish atomically": b.PublishAtomic(ctx, make([]bourse.Message, 2)),
+		"declare":            b.Declare(ctx, bourse.Queue{Name: "n"}),
+		"update":             b.Update(ctx, bourse.Queue{Name: "q"}),
+		"delete":             b.Delete(ctx, bourse.Queue{Name: "q"}),
+		"work":               b.Work(ctx, "q", acks, bourse.WorkOptions{}),
+		"purge":              func() error { _, err := b.Purge(ctx, "q"); return err }(),
+		"get":                func() error { _, err := b.Get(ctx, "q"); return err }(),
+		"subscribe":          func() error { _, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{}); return err }(),
 	} {
 		require.ErrorIs(t, err, bourse.ErrClosed, name)
 	}

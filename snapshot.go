@@ -42,7 +42,10 @@ func appendEntry(dst []byte, e *entry) []byte {
 	dst = wire.AppendUvarint(dst, uint64(e.ref))
 	dst = wire.AppendVarint(dst, int64(e.arrived))
 	dst = wire.AppendUvarint(dst, uint64(e.size))
-	dst = wire.AppendUvarint(dst, uint64(e.deliveries)<<1|bit(e.extra))
+	dst = wire.AppendUvarint(dst, uint64(e.deliveries)<<2|bit(e.part != 0)<<1|bit(e.extra))
+	if e.part != 0 {
+		dst = wire.AppendUvarint(dst, uint64(e.part))
+	}
 	dst = wire.AppendUvarint(dst, uint64(e.failures))
 	return append(dst, e.level)
 }
@@ -57,10 +60,17 @@ func bit(set bool) uint64 {
 func decodeEntry(r *wire.Reader, levels int) entry {
 	e := entry{seq: r.Uvarint(), ref: Ref(r.Uvarint()), arrived: instant(r.Varint()), size: decodeUint32(r)}
 	deliveries := r.Uvarint()
-	if deliveries>>1 > math.MaxUint32 {
+	if deliveries>>2 > math.MaxUint32 {
 		r.Fail()
 	}
-	e.deliveries, e.extra = uint32(deliveries>>1), deliveries&1 != 0
+	e.deliveries, e.extra = uint32(deliveries>>2), deliveries&1 != 0
+	if deliveries&2 != 0 {
+		part := r.Uvarint()
+		if part == 0 || part > maxParts {
+			r.Fail()
+		}
+		e.part = uint8(part)
+	}
 	e.failures, e.level = decodeUint32(r), r.Byte()
 	if int(e.level) >= levels {
 		r.Fail()

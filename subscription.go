@@ -63,6 +63,7 @@ type lent struct {
 	size       uint32
 	deliveries uint32
 	failures   uint32
+	part       uint8
 }
 
 func (l lent) compareTag(tag uint64) int { return cmp.Compare(l.tag, tag) }
@@ -70,7 +71,7 @@ func (l lent) compareTag(tag uint64) int { return cmp.Compare(l.tag, tag) }
 func (e *effect) lent() lent {
 	return lent{
 		tag: e.tag, seq: e.seq, ref: e.ref, deadline: e.at, arrived: e.arrived, slot: e.slot, size: e.size,
-		deliveries: e.deliveries, failures: e.failures,
+		deliveries: e.deliveries, failures: e.failures, part: e.part,
 	}
 }
 
@@ -350,7 +351,7 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 	}
 	d.loan.sub, d.loan.tag, d.loan.slot = s, l.tag, l.slot
 	d.loan.deadline.Store(int64(l.deadline))
-	if err := s.shard.read(l.ref, l.size, d); err != nil {
+	if err := s.shard.read(l.ref, l.part, l.size, d); err != nil {
 		s.mu.Lock()
 		over, ended := s.overLocked(l.tag), s.ended
 		s.mu.Unlock()

@@ -41,6 +41,7 @@ var pureFiles = []string{
 	"topology.go",
 	"declare.go",
 	"redefine.go",
+	"bundle.go",
 	"queue.go",
 	"fairness.go",
 	"retry.go",
