@@ -82,6 +82,44 @@ func TestShardPerQueue(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
+// Where queues have logs of their own, a dead message is brought back by a copy and the end of the old one.
+func TestShardPerQueueReplay(t *testing.T) {
+	ctx := context.Background()
+	e, err := NewLocalEngine("data", LocalOptions{FS: &storage.MemFS{}})
+	require.NoError(t, err)
+	b, err := NewBroker(ctx, Options{Engine: perQueue{e}})
+	require.NoError(t, err)
+	require.NoError(t, b.Declare(ctx, Queue{Name: "q"}, Queue{Name: "gone"}))
+	parked, err := b.Subscribe(ctx, ParkingQueue, SubscribeOptions{})
+	require.NoError(t, err)
+	for _, q := range []string{"q", "gone", "q"} {
+		require.NoError(t, b.Publish(ctx, Message{RoutingKey: q, Body: []byte(q)}))
+		d, err := b.Get(ctx, q)
+		require.NoError(t, err)
+		require.NoError(t, d.Reject("no"))
+		_, err = parked.Next(ctx)
+		require.NoError(t, err)
+	}
+	require.NoError(t, parked.Close())
+	require.NoError(t, b.Delete(ctx, Queue{Name: "gone"}))
+	done, err := b.Replay(ctx, ParkingQueue, ReplayOptions{})
+	require.NoError(t, err)
+	require.Equal(t, []int{2, 0, 1}, []int{done.Moved, done.Skipped, done.Failed})
+	require.ErrorIs(t, done.Failures[0].Err, ErrQueueGone)
+	for queue, want := range map[string]int{"q": 2, ParkingQueue: 1} {
+		n := 0
+		for m, err := range b.Browse(ctx, queue, BrowseOptions{}) {
+			require.NoError(t, err)
+			require.Equal(t, []any{StateReady, 0, ReasonRejected}, []any{m.State, m.Failures, m.Deaths[0].Reason})
+			n++
+		}
+		require.Equal(t, want, n, queue)
+		s, _ := b.QueueStats(queue)
+		require.Equal(t, want, s.Ready)
+	}
+	require.NoError(t, b.Close())
+}
+
 // elsewhere is an engine whose shards from refused on another node leads.
 type elsewhere struct {
 	perQueue
