@@ -34,6 +34,7 @@ type Options struct {
 	MaxBodyBytes    int   // of one message; default DefaultBodyBytes, at most MaxBodyBytes
 	MaxQueues       int   // default 10,000
 	MaxBindings     int   // default 100,000
+	MaxSchedules    int   // default 1,000
 }
 
 const (
@@ -68,6 +69,7 @@ func (o Options) withDefaults() (Options, error) {
 		limit("Options.MaxBodyBytes", &o.MaxBodyBytes, DefaultBodyBytes, MaxBodyBytes),
 		limit("Options.MaxQueues", &o.MaxQueues, MaxQueues, MaxQueues),
 		limit("Options.MaxBindings", &o.MaxBindings, MaxBindings, MaxBindings),
+		limit("Options.MaxSchedules", &o.MaxSchedules, MaxSchedules, MaxSchedules),
 	)
 	o.MaxPendingBytes = int64(pendingBytes)
 	if o.Clock == nil {
@@ -82,7 +84,7 @@ func (o Options) withDefaults() (Options, error) {
 // Broker routes messages into queues and lends them to consumers. All methods may be called
 // concurrently.
 //
-// Lock order: shard.mu, then Subscription.mu, mover.mu or placement.mu; the others are leaves. None is held while a
+// Lock order: shard.mu, then Subscription.mu, mover.mu, scheduler.mu or placement.mu; the others are leaves. None is held while a
 // command is proposed or user code runs.
 type Broker struct {
 	opts      Options // fixed after NewBroker, as all above mu
@@ -91,6 +93,7 @@ type Broker struct {
 	engine    Engine
 	placement *placement
 	mover     *mover
+	scheduler *scheduler
 	gate      gate
 	instance  uint64        // drawn at random: the first half of the ids that this broker makes
 	lostLog   error         // what subscriptions end with when the log is lost
@@ -132,6 +135,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.instance = binary.LittleEndian.Uint64(seed[:])
 	b.waitings.New = newWaiting
 	b.mover = newMover(b)
+	b.scheduler = newScheduler(b)
 	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger, Preallocate: opts.Preallocate}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
@@ -149,7 +153,8 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	if err := b.placement.start(ctx); err != nil {
 		return nil, fmt.Errorf("broker: open: %w", errors.Join(err, b.engine.Close()))
 	}
-	go b.mover.run() // ends by mover.stop in Close, which waits for it
+	go b.mover.run()     // ends by mover.stop in Close, which waits for it
+	go b.scheduler.run() // ends by scheduler.stop, likewise
 	return b, nil
 }
 
@@ -181,7 +186,10 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 			}
 		}
 	}
-	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings}
+	if err := b.checkSchedules(ds); err != nil {
+		return fmt.Errorf("broker: declare: %w", err)
+	}
+	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings, schedules: b.opts.MaxSchedules}
 	err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
 	if err != nil {
 		return fmt.Errorf("broker: declare: %w", err)
@@ -356,6 +364,7 @@ func (b *Broker) Close() error {
 	b.gate.close()
 	b.placement.stop()
 	b.mover.stop()
+	b.scheduler.stop()
 	err := errors.Join(b.placement.close(), b.engine.Close())
 	if err != nil {
 		err = fmt.Errorf("broker: close: %w", err)

@@ -15,6 +15,7 @@ func (m *machine) check() {
 	}
 	invariant.Check(len(m.order) == want, "machine 1: %d queues, %d in the topology", len(m.order), want)
 	invariant.Check(len(m.order) == len(m.queues), "machine 1: %d queues in order, %d by id", len(m.order), len(m.queues))
+	m.agenda.check(m.topology)
 	for i, q := range m.order {
 		invariant.Check(m.queues[q.def.id] == q, "machine 1: queue %d is not found by its id", q.def.id)
 		invariant.Check(i == 0 || m.order[i-1].def.id < q.def.id, "machine 1: queue %d is out of order", q.def.id)
@@ -29,6 +30,22 @@ func (m *machine) check() {
 		invariant.Check(q.now <= m.now, "queue 4: queue %d is ahead of its shard", q.def.id)
 		q.check(m.updatedHere(q))
 	}
+}
+
+func (g *agenda) check(t *topology) {
+	invariant.Check(len(g.all) == t.scheduleNames.Len(), "agenda 1: %d schedules, %d in the topology", len(g.all), t.scheduleNames.Len())
+	next := instant(0)
+	for i, a := range g.all {
+		s, ok := t.schedule(a.Name)
+		invariant.Check(ok && s.id == a.id, "agenda 1: schedule %d is not in the topology", a.id)
+		invariant.Check(i == 0 || g.all[i-1].id < a.id, "agenda 1: schedule %d is out of order", a.id)
+		if !a.asked && a.due != never && (next == 0 || a.due < next) {
+			next = a.due
+		}
+		invariant.Check(a.due != 0 || a.asked && a.last == 0, "agenda 3: schedule %d is forgotten", a.id)
+		invariant.Check(a.due == 0 || a.last < a.due, "agenda 4: schedule %d fired at %d, is due at %d", a.id, a.last, a.due)
+	}
+	invariant.Check(g.next == next, "agenda 2: next is %d, should be %d", g.next, next)
 }
 
 func (q *queue) checkExpiry(once map[uint64]bool, extras int) {

@@ -35,6 +35,7 @@ const (
 	cmdUpdate    commandKind = 15 // change a queue
 	cmdRedefine  commandKind = 16 // bring that change into the queue's own shard
 	cmdBundle    commandKind = 17 // several messages, and perhaps the ack of a loan
+	cmdFire      commandKind = 18 // what a schedule does that is due
 )
 
 const commandHeader = 1 + 8
@@ -225,6 +226,7 @@ func appendDeclare(dst []byte, at instant, limits topologyLimits, ds []Declarati
 	dst = wire.AppendUvarint(dst, uint64(limits.queues))
 	dst = wire.AppendUvarint(dst, uint64(limits.exchanges))
 	dst = wire.AppendUvarint(dst, uint64(limits.bindings))
+	dst = wire.AppendUvarint(dst, uint64(limits.schedules))
 	return appendDeclarations(dst, ds)
 }
 
@@ -232,6 +234,7 @@ func decodeLimits(r *wire.Reader) (l topologyLimits) {
 	l.queues = int(min(r.Uvarint(), MaxQueues))
 	l.exchanges = int(min(r.Uvarint(), MaxExchanges))
 	l.bindings = int(min(r.Uvarint(), MaxBindings))
+	l.schedules = int(min(r.Uvarint(), MaxSchedules))
 	return l.withDefaults()
 }
 
@@ -291,10 +294,11 @@ const (
 	effectFree                           // nothing in this queue refers to the message any more
 	effectWake                           // propose a tick no earlier than at; replaces the last wake; at 0: none
 	effectTopology                       // the topology has changed
+	effectFire                           // say what the schedule with the number seq does at; at 0: when it begins
 )
 
 func (k effectKind) String() string {
-	names := [...]string{"", "deliver", "withdraw", "gone", "forward", "free", "wake", "topology"}
+	names := [...]string{"", "deliver", "withdraw", "gone", "forward", "free", "wake", "topology", "fire"}
 	if int(k) < len(names) {
 		return names[k]
 	}

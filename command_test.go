@@ -84,7 +84,7 @@ func TestCommandRoundTrip(t *testing.T) {
 
 		limits := topologyLimits{
 			queues: rapid.IntRange(0, MaxQueues).Draw(t, "queues"), exchanges: rapid.IntRange(0, MaxExchanges).Draw(t, "exchanges"),
-			bindings: rapid.IntRange(0, MaxBindings).Draw(t, "bindings"),
+			bindings: rapid.IntRange(0, MaxBindings).Draw(t, "bindings"), schedules: rapid.IntRange(0, MaxSchedules).Draw(t, "schedules"),
 		}
 		r = header(t, appendDeclare(nil, at, limits, nil), cmdDeclare, at)
 		require.Equal(t, limits.withDefaults(), decodeLimits(&r))
@@ -103,6 +103,15 @@ func TestCommandRoundTrip(t *testing.T) {
 		require.Equal(t, flag, r.Bool())
 		require.NoError(t, r.Done())
 
+		due := instant(rapid.Int64Range(1, math.MaxInt64-10).Draw(t, "due"))
+		f := fire{scheduleID(queue), due, outcomeHere, due + 3, due + 4, tag}
+		if flag {
+			f.outcome, f.fire = outcomeNone, 0
+		}
+		r = header(t, f.appendTo(nil, at), cmdFire, at)
+		require.Equal(t, f, decodeFire(&r))
+		require.NoError(t, r.Done())
+
 		r = header(t, appendTick(nil, at), cmdTick, at)
 		require.NoError(t, r.Done())
 	})
@@ -110,9 +119,9 @@ func TestCommandRoundTrip(t *testing.T) {
 
 // The numbers of kinds and answers are part of the format.
 func TestCommandNumbers(t *testing.T) {
-	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, []commandKind{
+	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}, []commandKind{
 		cmdEnqueue, cmdAttach, cmdDetach, cmdSettle, cmdAckUpTo, cmdTake, cmdTick, cmdOpen, cmdDeclare, cmdRemove, cmdMove,
-		cmdForwarded, cmdPurge, cmdAmend,
+		cmdForwarded, cmdPurge, cmdAmend, cmdUpdate, cmdRedefine, cmdBundle, cmdFire,
 	})
 	require.Equal(t, []verdict{0, 1, 2, 3, 4, 5}, []verdict{
 		verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend, verdictDone,
@@ -177,7 +186,7 @@ func TestAnswerErrorRoundTrip(t *testing.T) {
 }
 
 func TestEffectNames(t *testing.T) {
-	require.Equal(t, "deliver withdraw gone forward free wake topology unknown", fmt.Sprintf("%v %v %v %v %v %v %v %v",
-		effectDeliver, effectWithdraw, effectGone, effectForward, effectFree, effectWake, effectTopology, effectTopology+1))
+	require.Equal(t, "deliver withdraw gone forward free wake topology fire unknown", fmt.Sprintf("%v %v %v %v %v %v %v %v %v",
+		effectDeliver, effectWithdraw, effectGone, effectForward, effectFree, effectWake, effectTopology, effectFire, effectFire+1))
 	require.Equal(t, "rejected delivery_limit unknown", fmt.Sprintf("%v %v %v", deadRejected, deadLimit, deathReason(0)))
 }

@@ -44,7 +44,7 @@ const (
 // can be consumed like any other; it cannot be declared, bound or deleted.
 const ParkingQueue = "bourse.parked"
 
-// Declaration is an Exchange, a Queue or a Binding. The set is closed.
+// Declaration is an Exchange, a Queue, a Binding or a Schedule. The set is closed.
 type Declaration interface{ declaration() }
 
 func (Exchange) declaration() {}
@@ -323,6 +323,8 @@ func validateDeclarations(ds []Declaration) error {
 			err = d.validate()
 		case Binding:
 			err = d.validate()
+		case Schedule:
+			err = d.validate()
 		default:
 			err = notDeclaration(d)
 		}
@@ -333,8 +335,8 @@ func validateDeclarations(ds []Declaration) error {
 	return nil
 }
 
-// validateRemovals checks each of ds as the name of something to remove. Of exchanges and
-// queues only the name counts.
+// validateRemovals checks each of ds as the name of something to remove. Of exchanges,
+// queues and schedules only the name counts.
 func validateRemovals(ds []Declaration) error {
 	for _, d := range ds {
 		var err *InvalidError
@@ -345,6 +347,8 @@ func validateRemovals(ds []Declaration) error {
 			err = validateOwnName("Queue.Name", d.Name)
 		case Binding:
 			err = d.validate()
+		case Schedule:
+			err = validateScheduleName(d.Name)
 		default:
 			err = notDeclaration(d)
 		}
@@ -358,7 +362,7 @@ func validateRemovals(ds []Declaration) error {
 // notDeclaration refuses nil, and the pointers that Go lets through because the methods of
 // a value are also those of its pointer.
 func notDeclaration(d Declaration) *InvalidError {
-	return invalid("Declaration", "is of type %T, want an Exchange, Queue or Binding value", d)
+	return invalid("Declaration", "is of type %T, want an Exchange, Queue, Binding or Schedule value", d)
 }
 
 func (d Queue) withDefaults() Queue {
@@ -463,6 +467,7 @@ const (
 	kindExchange = 1 + iota
 	kindQueue
 	kindBinding
+	kindSchedule
 )
 
 // appendDeclarations appends ds, which have passed validateDeclarations or validateRemovals.
@@ -477,6 +482,8 @@ func appendDeclarations(dst []byte, ds []Declaration) []byte {
 			dst = d.appendTo(append(dst, kindQueue))
 		case Binding:
 			dst = d.appendTo(append(dst, kindBinding))
+		case Schedule:
+			dst = d.appendTo(append(dst, kindSchedule))
 		default:
 			invariant.Check(false, "a %T among declarations to encode", d)
 		}
@@ -501,6 +508,8 @@ func decodeDeclarations(r *wire.Reader) []Declaration {
 			ds = append(ds, decodeQueue(r))
 		case kindBinding:
 			ds = append(ds, decodeBinding(r))
+		case kindSchedule:
+			ds = append(ds, decodeSchedule(r))
 		default:
 			r.Fail()
 		}

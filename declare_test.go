@@ -106,6 +106,36 @@ func TestDeclarationsRefused(t *testing.T) {
 		{Binding{Exchange: "c", Queue: "q", Weight: MaxWeight}, ""},
 		{Binding{Exchange: "c", Queue: "q", Weight: -5}, ""},
 		{Binding{Exchange: "c", Queue: "q", Weight: MaxWeight + 1}, "Binding.Weight"},
+		{Schedule{Name: "s", Every: time.Hour}, ""},
+		{Schedule{Name: "s", Cron: "whatever the parser says"}, ""},
+		{Schedule{Name: "s", Cron: "* * * * *", TimeZone: "Mars/Phobos", CatchUp: CatchUpAll}, ""},
+		{Schedule{Name: long[:MaxScheduleName], Every: MaxDelay, Message: Message{Body: make([]byte, MaxScheduleBody)}}, ""},
+		{Schedule{Name: long[:MaxScheduleName+1], Every: time.Hour}, "Schedule.Name"},
+		{Schedule{Every: time.Hour}, "Schedule.Name"},
+		{Schedule{Name: "bourse.s", Every: time.Hour}, "Schedule.Name"},
+		{Schedule{Name: "s"}, "Schedule.Cron"},
+		{Schedule{Name: "s", Cron: long + "n"}, "Schedule.Cron"},
+		{Schedule{Name: "s", Cron: "*\n"}, "Schedule.Cron"},
+		{Schedule{Name: "s", Cron: "@daily", Every: time.Hour}, "Schedule.Every"},
+		{Schedule{Name: "s", Every: MinEvery - 1}, "Schedule.Every"},
+		{Schedule{Name: "s", Every: -1}, "Schedule.Every"},
+		{Schedule{Name: "s", Every: MaxDelay + 1}, "Schedule.Every"},
+		{Schedule{Name: "s", Every: time.Hour, TimeZone: "UTC"}, "Schedule.TimeZone"},
+		{Schedule{Name: "s", Cron: "@daily", TimeZone: long[:101]}, "Schedule.TimeZone"},
+		{Schedule{Name: "s", Cron: "@daily", TimeZone: "\xff"}, "Schedule.TimeZone"},
+		{Schedule{Name: "s", Every: time.Hour, CatchUp: CatchUpAll + 1}, "Schedule.CatchUp"},
+		{scheduled(Message{ID: "i"}), "Schedule.Message.ID"},
+		{scheduled(Message{Timestamp: time.Unix(1, 0)}), "Schedule.Message.Timestamp"},
+		{scheduled(Message{Delay: 1}), "Schedule.Message.Delay"},
+		{scheduled(Message{DeliverAt: time.Unix(1, 0)}), "Schedule.Message.DeliverAt"},
+		{scheduled(Message{Mandatory: true}), "Schedule.Message.Mandatory"},
+		{scheduled(Message{Body: make([]byte, MaxScheduleBody+1)}), "Schedule.Message.Body"},
+		{scheduled(Message{TTL: NoWait}), ""},
+		{scheduled(Message{TTL: NoWait - 1}), "Schedule.Message.TTL"},
+		{scheduled(Message{TTL: MaxDelay + 1}), "Schedule.Message.TTL"},
+		{scheduled(Message{Exchange: long + "n"}), "Schedule.Message.Exchange"},
+		{scheduled(Message{RoutingKey: "\x00"}), "Schedule.Message.RoutingKey"},
+		{scheduled(Message{Headers: map[string]any{"a": nil}}), "Schedule.Message.Headers"},
 		{nil, "Declaration"},
 		{&Queue{Name: "q"}, "Declaration"},
 		{(*Exchange)(nil), "Declaration"},
@@ -132,6 +162,8 @@ func TestDeclarationsRefused(t *testing.T) {
 	}
 }
 
+func scheduled(m Message) Schedule { return Schedule{Name: "s", Every: time.Hour, Message: m} }
+
 func TestQueueDefaults(t *testing.T) {
 	require.Equal(t, Queue{Name: "q", Priorities: 1, MaxRetries: DefaultRetries, AckDeadline: DefaultDeadline, GroupConcurrency: 1},
 		Queue{Name: "q"}.withDefaults())
@@ -157,6 +189,9 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
 		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
+		Schedule{Name: "s", Cron: "@daily", TimeZone: "Europe/Paris", CatchUp: CatchUpAll, Message: Message{Exchange: "e", RoutingKey: "k",
+			Priority: 7, TTL: time.Hour, Headers: map[string]any{"a": "b"}, Body: []byte("body")}},
+		Schedule{Name: "r", Every: time.Hour},
 		Binding{Exchange: "e", Destination: "f", Headers: map[string]any{"a": int64(1), "b": nil, "x-match": "any", "t": at}},
 	}
 	b := appendDeclarations([]byte("before"), ds)[len("before"):]
@@ -222,7 +257,7 @@ func TestDeclarationsMalformed(t *testing.T) {
 	head := good[:5] // version, count, kind, name
 	rows := map[string][]byte{
 		"another version":          append([]byte{2}, good[1:]...),
-		"an unknown kind":          {1, 1, 4, 0, 0},
+		"an unknown kind":          {1, 1, 5, 0, 0},
 		"a count past the end":     {1, 200, 1, kindExchange, 0, 0, 0},
 		"priorities of 33 bits":    append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
 		"headers do not decode":    {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},

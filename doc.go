@@ -43,6 +43,12 @@
 // ([Broker.Cancel]), made ready before its time ([Broker.Promote]), changed ([Broker.Edit], [Broker.SetPriority]), and, if it is
 // a dead letter, brought back to where it died ([Broker.Replay]).
 //
+// # Schedules
+//
+// A [Schedule] is declared as a queue is, and publishes one message at each of its times: by a cron expression in a time zone, or
+// at a fixed rate. The time of a fire is in the message's id and Timestamp. What was due while no broker was open is passed over,
+// made up for once, or in full: see [CatchUp].
+//
 // # Errors
 //
 // Refusals change nothing and match a sentinel ([ErrUnroutable], [ErrNotFound], ...); those with

@@ -169,7 +169,7 @@ func decodeEnvelope(r *wire.Reader) (m envelope) {
 	return m
 }
 
-// envelopeOf finds the message in a command that holds one: an enqueue, a move, an edit or a replay.
+// envelopeOf finds the message in a command that holds one: an enqueue, a move, an edit, a replay or a fire.
 func envelopeOf(cmd []byte) (envelope, error) {
 	r := wire.NewReader(cmd)
 	kind := commandKind(r.Byte())
@@ -182,6 +182,10 @@ func envelopeOf(cmd []byte) (envelope, error) {
 		r.Uvarint()
 	case cmdAmend:
 		if c := decodeAmend(&r); !c.what.hasMessage() {
+			r.Fail()
+		}
+	case cmdFire:
+		if decodeFire(&r).outcome != outcomeHere {
 			r.Fail()
 		}
 	case cmdEnqueue:

@@ -11,3 +11,6 @@ func (b *Broker) Pullers() int {
 	defer b.mu.Unlock()
 	return len(b.pullers)
 }
+
+// PerQueue gives every queue of e a log of its own.
+func PerQueue(e Engine) Engine { return perQueue{e} }

@@ -8,6 +8,8 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
+require github.com/robfig/cron/v3 v3.0.1
+
 require (
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.5 // indirect

@@ -135,8 +135,9 @@ func (c *handClock) advance(t require.TestingT, b *bourse.Broker, d time.Duratio
 	barrier(t, b, c)
 }
 
-// barrier returns when all that this goroutine has asked of b is done, what the clock started too, and no
-// message is on the way to a dead-letter queue. An empty Declare is ordered behind all that was proposed.
+// barrier returns when all that this goroutine has asked of b is done, what the clock started too, no
+// message is on the way to a dead-letter queue, and every schedule waits for its next time. An empty Declare is ordered behind
+// all that was proposed.
 func barrier(t require.TestingT, b *bourse.Broker, clock *handClock) {
 	for {
 		fired := 0
@@ -151,11 +152,16 @@ func barrier(t require.TestingT, b *bourse.Broker, clock *handClock) {
 		for _, q := range b.Stats().Queues {
 			dying += q.Dying
 		}
-		if dying == 0 {
+		if dying == 0 && !firing(b, clock) {
 			return
 		}
 		runtime.Gosched()
 	}
+}
+
+// firing reports whether a schedule is at work. A bubble sees for itself that it is not.
+func firing(b *bourse.Broker, clock *handClock) bool {
+	return clock != nil && slices.ContainsFunc(b.Stats().Schedules, func(s bourse.ScheduleStats) bool { return !s.Next.After(clock.Now()) })
 }
 
 // noLeaks fails the test if goroutines are left at its end. Call it before anything else.

@@ -29,6 +29,7 @@ type machine struct {
 	order    []*queue
 	timers   *btree.BTreeG[timer]
 	woken    instant // what the last wake effect asked for
+	agenda   agenda
 }
 
 // timer is when a queue must be looked at; it may be earlier than needed.
@@ -182,6 +183,8 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		id, revision, d := queueID(r.Uvarint()), r.Uvarint(), decodeOneQueue(&r)
 		mustDecode(kind, r.Done())
 		res.answer, out = m.redefine(id, revision, d, out)
+	case cmdFire:
+		res, out = m.fire(ref, len(cmd), &r, out)
 	default:
 		panic(fmt.Sprintf("bourse: command of unknown kind %d: the log was written by a newer version", kind))
 	}
@@ -239,6 +242,9 @@ func (m *machine) wake(out []effect) []effect {
 	if first, ok := m.timers.Min(); ok {
 		at = first.at
 	}
+	if next := m.agenda.next; next != 0 && (at == 0 || next < at) {
+		at = next
+	}
 	if at == m.woken {
 		return out
 	}
@@ -269,7 +275,7 @@ func (m *machine) tick(out []effect) []effect {
 		}
 		out = m.touch(q, out)
 	}
-	return out
+	return m.agenda.ask(m.now, out)
 }
 
 func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
@@ -380,7 +386,7 @@ func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect)
 	if next == had {
 		return Answer{Code: answerOK}, out
 	}
-	m.topology = next
+	out = m.adopt(next, out)
 	for _, def := range created {
 		if !m.holds(def) {
 			continue // it opens a shard of its own
@@ -390,6 +396,16 @@ func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect)
 		m.add(q)
 	}
 	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})
+}
+
+// adopt makes next the topology, and the agenda that of its schedules.
+func (m *machine) adopt(next *topology, out []effect) []effect {
+	changed := next.scheduleNames != m.topology.scheduleNames
+	m.topology = next
+	if changed {
+		out = m.agenda.follow(next, m.now, out)
+	}
+	return out
 }
 
 func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answer, []effect) {
@@ -403,7 +419,7 @@ func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answe
 	if next == m.topology {
 		return Answer{Code: answerOK}, out
 	}
-	m.topology = next
+	out = m.adopt(next, out)
 	for _, def := range removed {
 		q := m.queues[def.id]
 		if q == nil {
@@ -457,6 +473,7 @@ func (m *machine) lead(out []effect) []effect {
 		out = q.lead(out)
 	}
 	m.woken = 0
+	out = m.agenda.lead(out)
 	if m.role != roleQueue {
 		out = append(out, effect{kind: effectTopology})
 	}

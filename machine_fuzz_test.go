@@ -85,7 +85,7 @@ func (p *interpreter) command() []byte {
 	if kind >= 240 {
 		p.now -= instant(time.Second) // a clock that lags
 	}
-	switch kind % 22 {
+	switch kind % 24 {
 	case 0, 1, 2, 3:
 		cmd := appendTargets(appendHeader(nil, cmdEnqueue, p.now), []queueID{p.queue()})
 		return appendMessage(cmd, p.message(), messageID{}, nil)
@@ -122,6 +122,14 @@ func (p *interpreter) command() []byte {
 		return appendPurge(nil, p.now, p.queue())
 	case 19, 20:
 		return p.amend()
+	case 22:
+		d := Schedule{Name: fmt.Sprintf("s%d", p.byte()%3), Every: time.Second}
+		if p.byte()%3 == 0 {
+			return appendRemove(nil, p.now, 0, []Declaration{d})
+		}
+		return appendDeclare(nil, p.now, topologyLimits{schedules: 2}, []Declaration{d})
+	case 23:
+		return p.fire()
 	}
 	source, seq := p.queue(), uint64(p.byte())
 	if len(p.dying) > 0 {
@@ -155,6 +163,26 @@ func (p *interpreter) amend() []byte {
 		return appendMessage(appendTargets(cmd, []queueID{p.queue()}), &Message{Priority: uint8(p.byte())}, messageID{}, nil)
 	}
 	return cmd
+}
+
+// fire is an answer for one of the schedules.
+func (p *interpreter) fire() []byte {
+	c := fire{schedule: scheduleID(p.byte()), next: p.now + instant(p.byte())*instant(time.Second)/10 + 1}
+	if all := p.m.agenda.all; len(all) > 0 {
+		a := all[int(c.schedule)%len(all)]
+		c.schedule, c.due = a.id, a.due
+		c.next = max(c.next, a.due+1)
+	}
+	if c.due != 0 {
+		if c.outcome = outcome(p.byte() % 4); c.outcome != outcomeNone {
+			c.fire = c.due
+		}
+	}
+	cmd := c.appendTo(nil, p.now)
+	if c.outcome != outcomeHere {
+		return cmd
+	}
+	return appendMessage(appendTargets(cmd, []queueID{p.queue()}), &Message{}, messageID{}, nil)
 }
 
 // run applies what the input means and returns the log.

@@ -39,6 +39,7 @@ func TestMachineModel(t *testing.T) {
 	t.Logf("seed %d: %+v", seed, total)
 	if total.commands >= 100_000 {
 		for name, n := range map[string]int{
+			"fires":  total.fires,
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
 			"delays": total.delays, "expired messages": total.expired, "updates": total.updates, "held groups": total.held,
@@ -62,6 +63,7 @@ type walkCount struct {
 	sessions, delays, expired, duplicates, updates, held       int
 	bundles, bundleAcks, bundlesRefused                        int
 	amended                                                    [amendReplay + 1]int
+	fires                                                      int
 }
 
 func (c *walkCount) add(o walkCount) {
@@ -78,6 +80,7 @@ func (c *walkCount) add(o walkCount) {
 	c.takes += o.takes
 	c.sessions += o.sessions
 	c.delays += o.delays
+	c.fires += o.fires
 	c.expired += o.expired
 	for i, n := range o.amended {
 		c.amended[i] += n
@@ -213,6 +216,8 @@ func (r *report) add(e *effect) {
 		r.freed = append(r.freed, e.ref)
 	case effectTopology:
 		r.topology = true
+	case effectFire:
+		r.fires = append(r.fires, plainFire{scheduleID(e.seq), e.at})
 	}
 }
 
@@ -277,6 +282,9 @@ func (w *walker) lists() {
 	if !slices.Equal(w.got.freed, w.want.freed) {
 		w.t.Fatalf("freed %v, want %v", w.got.freed, w.want.freed)
 	}
+	if !slices.Equal(w.got.fires, w.want.fires) {
+		w.t.Fatalf("fires %v, want %v", w.got.fires, w.want.fires)
+	}
 	if w.got.topology != w.want.topology {
 		w.t.Fatalf("topology changed: %v, want %v", w.got.topology, w.want.topology)
 	}
@@ -308,6 +316,7 @@ func (w *walker) state() {
 	for i, q := range w.m.order {
 		w.stateOf(q, w.p.queues[i])
 	}
+	w.schedules()
 }
 
 func (w *walker) stateOf(q *queue, p *plainQueue) {
@@ -414,6 +423,11 @@ func (w *walker) reload() {
 		w.account(&w.out[i])
 	}
 	w.want.topology = true
+	for _, s := range w.p.schedules {
+		if s.asked {
+			w.want.fires = append(w.want.fires, plainFire{s.id, s.due})
+		}
+	}
 	for _, q := range w.p.queues {
 		for _, d := range q.messages {
 			if d.state == plainDying {

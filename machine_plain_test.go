@@ -2,7 +2,6 @@ package bourse
 
 import (
 	"cmp"
-	"math/big"
 	"slices"
 	"time"
 )
@@ -17,6 +16,8 @@ type plainMachine struct {
 	session uint32
 	nextID  queueID
 	queues  []*plainQueue // by id
+
+	schedules []*plainSchedule // by id
 }
 
 type plainQueue struct {
@@ -90,6 +91,13 @@ type report struct {
 	freed     []Ref
 	expired   int // of forward and freed; not compared, the counters are
 	topology  bool
+	fires     []plainFire
+}
+
+// plainFire is the question what a schedule does.
+type plainFire struct {
+	id  scheduleID
+	due instant
 }
 
 type plainTag struct {
@@ -348,36 +356,6 @@ func (q *plainQueue) due(r *report) {
 	q.expire(r, false)
 }
 
-// pause is the retry policy for the next failure of m: the list if there is one, else Min, times Factor with each failure after
-// the first, at most Max; then more or less by Jitter. Where in that range it lies is for the machine to scatter, and for
-// TestBackoffScatters to judge.
-func (q *plainQueue) pause(m *plainMessage) time.Duration {
-	retry, n := q.def.Retry, m.failures+1
-	d := big.NewInt(int64(retry.Min))
-	share := func(d *big.Int, f float64) *big.Int {
-		d = new(big.Int).Mul(d, big.NewInt(int64(f*100+0.5)))
-		return d.Div(d, big.NewInt(100))
-	}
-	for i := uint32(1); i < n && i < 10_000; i++ {
-		if next := share(d, retry.Factor); next.Cmp(big.NewInt(int64(retry.Max))) < 0 {
-			d = next
-		} else {
-			d = big.NewInt(int64(retry.Max))
-		}
-	}
-	if len(retry.Pauses) > 0 {
-		last := uint32(len(retry.Pauses))
-		d = big.NewInt(int64(retry.Pauses[min(n, last)-1]))
-	}
-	if retry.Jitter == 0 {
-		return time.Duration(d.Int64())
-	}
-	most := share(d, retry.Jitter)
-	width := new(big.Int).Add(new(big.Int).Mul(most, big.NewInt(2)), big.NewInt(1))
-	place := new(big.Int).Mod(new(big.Int).SetUint64(scatter(q.id, m.seq, n)), width)
-	return min(time.Duration(d.Sub(d, most).Add(d, place).Int64()), MaxDelay)
-}
-
 func (q *plainQueue) fail(m *plainMessage, pause time.Duration, note string, r *report) {
 	m.failures++
 	q.count.Failed++
@@ -617,6 +595,7 @@ func (p *plainMachine) tick(r *report) {
 		q.now = p.now
 		q.settled(r)
 	}
+	p.ask(r)
 }
 
 func (p *plainMachine) purge(id queueID, r *report) uint64 {
@@ -782,6 +761,11 @@ func (p *plainMachine) due() instant {
 			if life, mortal := q.life(m); m.state == plainReady && mortal && (at == 0 || m.since+instant(life) < at) {
 				at = m.since + instant(life)
 			}
+		}
+	}
+	for _, s := range p.schedules {
+		if !s.asked && (at == 0 || s.due < at) {
+			at = s.due
 		}
 	}
 	return at

@@ -33,6 +33,8 @@ import (
 //	done c1 N id=ID                   an ack that goes into the inbox
 //	ack-up-to c1 N | take c1
 //	tick [+D] | at +D                 move the clock, with a command or without
+//	schedule s [catch-up=skip|one|all] | delete-schedule s | show-schedule s
+//	fire s [m1 q[,q2]] [due=D] [at=D] next=D [skipped=N] [elsewhere|unroutable]    times from the start; due: as it is
 //	purge q | move m1 q TARGET[,TARGET] [priority=N] [group=WORD] | forwarded m1 q
 //	cancel m1 q | promote m1 q | priority m1 q N | edit m1 q as=m2 [read=m3] | replay m1 q TARGET [priority=N] | replayed m1 q
 //	snapshot                          go on with a machine that was decoded, and leads
@@ -315,6 +317,14 @@ func (s *script) command(words []string) {
 		s.take(a)
 	case "cancel", "promote", "priority", "edit", "replay", "replayed":
 		s.amend(a)
+	case "schedule":
+		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Schedule{Name: a.word(1), Every: time.Hour}}))
+	case "delete-schedule":
+		s.apply(appendRemove(nil, s.now, 0, []Declaration{Schedule{Name: a.word(1)}}))
+	case "show-schedule":
+		s.showSchedule(s.schedule(a.word(1)))
+	case "fire":
+		s.fire(a)
 	case "purge":
 		s.apply(appendPurge(nil, s.now, s.queue(a.word(1))))
 	case "snapshot":
@@ -550,6 +560,8 @@ func (s *script) effects(out []effect) {
 			}
 		case effectTopology:
 			s.say("topology")
+		case effectFire:
+			s.say("ask %s at %s", s.scheduleName(scheduleID(e.seq)), s.timeOf(e.at))
 		default:
 			require.Fail(s.t, "unknown effect", "%+v", e)
 		}

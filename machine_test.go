@@ -130,6 +130,7 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 		settle{queue: s.q.def.id, verdict: verdictDone, key: keyOf(nil)}.appendTo(nil, s.now),
 		appendPurge(nil, s.now, s.q.def.id),
 		appendTick(nil, s.now),
+		fire{schedule: 300, next: 5}.appendTo(nil, s.now),
 	}
 	for _, cmd := range good {
 		require.Panics(t, func() { s.apply(cmd[:len(cmd)-1]) }, "kind %d cut short", cmd[0])
@@ -139,13 +140,20 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 	for _, cmd := range [][]byte{
 		nil,
 		appendHeader(nil, 0, s.now),
-		appendHeader(nil, 14, s.now),
+		appendHeader(nil, 200, s.now),
 		appendHeader(nil, cmdEnqueue, s.now),
 		attach{s.q.def.id, s.consumer(1), MaxPrefetch + 1, 0}.appendTo(nil, s.now),
 		attach{s.q.def.id, s.consumer(1), 1, MaxConsumerPriority + 1}.appendTo(nil, s.now),
 		attach{s.q.def.id, s.consumer(1), 1, -MaxConsumerPriority - 1}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, slot: noSlot}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, verdict: verdictDone + 1}.appendTo(nil, s.now),
+		fire{schedule: 1, due: 5, next: 5}.appendTo(nil, s.now),
+		fire{schedule: 1, due: 5, outcome: outcomeUnroutable + 1, fire: 5, next: 6}.appendTo(nil, s.now),
+		fire{schedule: 1, due: 5, outcome: outcomeUnroutable, fire: 4, next: 6}.appendTo(nil, s.now),
+		fire{schedule: 1, due: 5, outcome: outcomeUnroutable, fire: 6, next: 6}.appendTo(nil, s.now),
+		fire{schedule: 1, due: 5, outcome: outcomeUnroutable, next: 6}.appendTo(nil, s.now),
+		fire{schedule: 1, due: 5, fire: 5, next: 6}.appendTo(nil, s.now),
+		fire{schedule: 1, outcome: outcomeUnroutable, fire: 5, next: 6}.appendTo(nil, s.now),
 		settle{queue: s.q.def.id, verdict: verdictNack, pause: MaxDelay + 1}.appendTo(nil, s.now),
 	} {
 		require.Panics(t, func() { s.apply(cmd) }, "%x", cmd)

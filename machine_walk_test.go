@@ -29,7 +29,7 @@ func (w *walker) step() {
 	if w.deep {
 		most = 700
 	}
-	switch k := w.rng.IntN(200); {
+	switch k := w.rng.IntN(206); {
 	case k < 66:
 		if q := w.queue(); q == nil || len(q.messages) < most {
 			w.enqueue()
@@ -60,6 +60,10 @@ func (w *walker) step() {
 		w.declare()
 	case k < 199:
 		w.remove()
+	case k < 200:
+		w.schedule()
+	case k < 205:
+		w.fire()
 	default:
 		w.open(w.one(2))
 	}
@@ -626,6 +630,8 @@ func describeCommand(cmd []byte) string {
 		what = decodeOneQueue(&r)
 	case cmdRemove:
 		what = fmt.Sprintf("remove only %d %+v", r.Byte(), decodeDeclarations(&r))
+	case cmdFire:
+		what = decodeFire(&r)
 	default:
 		what = fmt.Sprintf("%x", r.Rest())
 	}

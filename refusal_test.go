@@ -252,6 +252,20 @@ func TestRefusals(t *testing.T) {
 		q.DeadLetter = bourse.DeadLetter{RoutingKey: "k"}
 	}), "Queue.DeadLetter.RoutingKey")
 
+	// Schedules; more in semantics_schedule_test.go.
+	for _, bad := range badNames {
+		declare("a schedule, name "+bad.what, invalid, bourse.Schedule{Name: bad.name, Every: time.Hour}, "Schedule.Name")
+		declare("a schedule, key "+bad.what, invalid, bourse.Schedule{Name: "n", Every: time.Hour,
+			Message: bourse.Message{RoutingKey: bad.name}}, "Schedule.Message.RoutingKey", bad.says)
+	}
+	for _, bad := range badHeaders {
+		declare("a schedule, headers "+bad.what, invalid, bourse.Schedule{Name: "n", Every: time.Hour,
+			Message: bourse.Message{Headers: bad.headers}}, "Schedule.Message.Headers", bad.says)
+	}
+	declare("a schedule without times", invalid, bourse.Schedule{Name: "n"}, "Schedule.Cron")
+	declare("a schedule that is too fast", invalid, bourse.Schedule{Name: "n", Every: time.Second - 1}, "Schedule.Every")
+	declare("a schedule that does not parse", invalid, bourse.Schedule{Name: "n", Cron: "* *"}, "Schedule.Cron")
+
 	// Bindings.
 	bind := func(name string, is error, d bourse.Binding, says ...string) *refusal {
 		return declare("a binding "+name, is, d, says...)
@@ -693,6 +707,7 @@ func TestOptionsRefused(t *testing.T) {
 		"Options.MaxBodyBytes":    many(func(o *bourse.Options, n int) { o.MaxBodyBytes = n }, -1, bourse.MaxBodyBytes+1),
 		"Options.MaxQueues":       many(func(o *bourse.Options, n int) { o.MaxQueues = n }, -1, bourse.MaxQueues+1),
 		"Options.MaxBindings":     many(func(o *bourse.Options, n int) { o.MaxBindings = n }, -1, bourse.MaxBindings+1),
+		"Options.MaxSchedules":    many(func(o *bourse.Options, n int) { o.MaxSchedules = n }, -1, bourse.MaxSchedules+1),
 		"Options.Engine":          {{Dir: "somewhere", Engine: e}},
 	} {
 		for _, o := range bad {

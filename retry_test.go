@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"math"
+	"math/big"
 	"testing"
 	"time"
 
@@ -9,7 +10,8 @@ import (
 )
 
 // Goal: the pause after a failure is what Backoff says, to the nanosecond, and jitter spreads it evenly over its range and is
-// a function of queue, message and failure alone. Method: tables, and counts over thousands of messages.
+// a function of queue, message and failure alone. Method: tables, and counts over thousands of messages. Below is what the naive
+// model of machine_plain_test.go says about it.
 
 func TestBackoffPause(t *testing.T) {
 	const s = time.Second
@@ -86,4 +88,34 @@ func TestBackoffScatters(t *testing.T) {
 	}
 	// A format, like the commands: replicas of different versions must agree.
 	require.Equal(t, uint64(0xfc788579e4293fb1), scatter(2, 1, 1))
+}
+
+// pause is the retry policy for the next failure of m: the list if there is one, else Min, times Factor with each failure after
+// the first, at most Max; then more or less by Jitter. Where in that range it lies is for the machine to scatter, and for
+// TestBackoffScatters to judge.
+func (q *plainQueue) pause(m *plainMessage) time.Duration {
+	retry, n := q.def.Retry, m.failures+1
+	d := big.NewInt(int64(retry.Min))
+	share := func(d *big.Int, f float64) *big.Int {
+		d = new(big.Int).Mul(d, big.NewInt(int64(f*100+0.5)))
+		return d.Div(d, big.NewInt(100))
+	}
+	for i := uint32(1); i < n && i < 10_000; i++ {
+		if next := share(d, retry.Factor); next.Cmp(big.NewInt(int64(retry.Max))) < 0 {
+			d = next
+		} else {
+			d = big.NewInt(int64(retry.Max))
+		}
+	}
+	if len(retry.Pauses) > 0 {
+		last := uint32(len(retry.Pauses))
+		d = big.NewInt(int64(retry.Pauses[min(n, last)-1]))
+	}
+	if retry.Jitter == 0 {
+		return time.Duration(d.Int64())
+	}
+	most := share(d, retry.Jitter)
+	width := new(big.Int).Add(new(big.Int).Mul(most, big.NewInt(2)), big.NewInt(1))
+	place := new(big.Int).Mod(new(big.Int).SetUint64(scatter(q.id, m.seq, n)), width)
+	return min(time.Duration(d.Sub(d, most).Add(d, place).Int64()), MaxDelay)
 }

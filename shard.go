@@ -96,6 +96,8 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 			}
 		case effectForward:
 			s.b.mover.add(*e)
+		case effectFire:
+			s.b.scheduler.add(scheduleID(e.seq))
 		case effectWake:
 			s.setWakeLocked(e.at)
 		}
@@ -286,6 +288,17 @@ func (s *shard) isDying(queue queueID, seq uint64) bool {
 	defer s.mu.Unlock()
 	q := s.m.queues[queue]
 	return q != nil && q.isDying(seq)
+}
+
+// appointment is a copy of the state of a schedule, and whether there is one.
+func (s *shard) appointment(id scheduleID) (appointment, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.m.agenda.find(id)
+	if a == nil {
+		return appointment{}, false
+	}
+	return *a, true
 }
 
 // newConsumer gives an id that was never used before.

@@ -19,6 +19,7 @@ import (
 //	now       varint
 //	session   uvarint
 //	topology  length and bytes, see topology.appendTo; for roleQueue the id, the Queue and its revision
+//	agenda    see agenda.appendTo; not for roleQueue
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn,
 //	          extras    count, then by seq: seq, ttl, start, group
@@ -117,7 +118,7 @@ func (m *machine) view() *view {
 		def := m.order[0].def
 		v.head = wire.AppendBytes(v.head, wire.AppendUvarint(def.Queue.appendTo(wire.AppendUvarint(nil, uint64(def.id))), m.revision))
 	} else {
-		v.head = wire.AppendBytes(v.head, m.topology.appendTo(nil))
+		v.head = m.agenda.appendTo(wire.AppendBytes(v.head, m.topology.appendTo(nil)))
 	}
 	for _, q := range m.order {
 		v.queues = append(v.queues, q.view())
@@ -317,6 +318,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 			return nil, fmt.Errorf("snapshot: topology: %w", err)
 		}
 		m.topology = topology
+		m.agenda = decodeAgenda(&r, topology)
 	}
 	m.populate()
 	for _, q := range m.order {

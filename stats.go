@@ -4,11 +4,12 @@ import "time"
 
 // Stats is a picture of a broker at one moment.
 type Stats struct {
-	Queues     []QueueStats // by name; ParkingQueue among them
-	Published  uint64       // messages confirmed since the broker was opened, the unroutable included
-	Unroutable uint64       // those of them that were dropped, since nothing was bound for them
-	Pending    int          // publishes not yet confirmed
-	Storage    StorageStats // of the local log; zero with another Engine
+	Queues     []QueueStats    // by name; ParkingQueue among them
+	Schedules  []ScheduleStats // by name
+	Published  uint64          // messages confirmed since the broker was opened, the unroutable included
+	Unroutable uint64          // those of them that were dropped, since nothing was bound for them
+	Pending    int             // publishes not yet confirmed
+	Storage    StorageStats    // of the local log; zero with another Engine
 }
 
 // StorageStats are figures of the local log.
@@ -23,6 +24,34 @@ type StorageStats struct {
 	Checkpoints uint64 // likewise
 	Tail        int64  // bytes of log since the last checkpoint, which an open would replay
 	DiskFull    bool   // there is no room for more segments: publishes get ErrDiskFull
+}
+
+// ScheduleStats is the state of one schedule. Totals are since it was declared, and survive a restart.
+type ScheduleStats struct {
+	Name       string
+	Next       time.Time // of the next fire; zero: there is none, or it is about to be found. In the past: it is being carried out
+	Last       time.Time // of the last one, by the schedule; zero: none yet
+	Fired      uint64    // messages published
+	Skipped    uint64    // fires passed over by CatchUp; of each gap up to 10,000 are counted
+	Unroutable uint64    // fires whose message was routed to no queue
+}
+
+func (b *Broker) scheduleStats() (all []ScheduleStats) {
+	first := b.placement.first
+	first.mu.Lock()
+	defer first.mu.Unlock()
+	for def := range first.m.topology.schedules {
+		a := first.m.agenda.find(def.id)
+		s := ScheduleStats{Name: a.Name, Fired: a.fired, Skipped: a.skipped, Unroutable: a.unroutable}
+		if a.due != 0 && a.due != never {
+			s.Next = time.Unix(0, int64(a.due))
+		}
+		if a.last != 0 {
+			s.Last = time.Unix(0, int64(a.last))
+		}
+		all = append(all, s)
+	}
+	return all
 }
 
 // QueueStats is the state of one queue. Totals are since it was declared, and survive a restart.
@@ -68,6 +97,7 @@ func (b *Broker) Stats() Stats {
 	if e, ok := b.engine.(*localEngine); ok {
 		out.Storage = e.stats()
 	}
+	out.Schedules = b.scheduleStats()
 	for def := range b.topology.Load().queues {
 		if q, ok := b.queueStats(def.id, now); ok {
 			out.Queues = append(out.Queues, q)

@@ -47,6 +47,8 @@ var pureFiles = []string{
 	"retry.go",
 	"dedup.go",
 	"group.go",
+	"schedule.go",
+	"agenda.go",
 	"priority.go",
 	"deadletter.go",
 	"ledger.go",

@@ -28,6 +28,7 @@ type topologyLimits struct {
 	queues    int // default MaxQueues; ParkingQueue does not count
 	exchanges int // default MaxExchanges; the default exchange does not count
 	bindings  int // default MaxBindings
+	schedules int // default MaxSchedules
 }
 
 func (l topologyLimits) withDefaults() topologyLimits {
@@ -35,6 +36,7 @@ func (l topologyLimits) withDefaults() topologyLimits {
 		queues:    limitOr(l.queues, MaxQueues),
 		exchanges: limitOr(l.exchanges, MaxExchanges),
 		bindings:  limitOr(l.bindings, MaxBindings),
+		schedules: limitOr(l.schedules, MaxSchedules),
 	}
 }
 
@@ -56,7 +58,7 @@ func limitOr(n, most int) int {
 //     to the present incarnation of the queue.
 //  2. The bindings of all exchanges are those in inbound, and bindings counts them.
 //  3. The part of an exchange that is made for matching holds exactly its bindings.
-//  4. Every id is below nextID and belongs to one queue.
+//  4. Every id is below nextID and belongs to one queue or schedule.
 //  5. What is in updated belongs to a queue.
 type topology struct {
 	limits        topologyLimits
@@ -67,6 +69,7 @@ type topology struct {
 	transients    *btree.BTreeG[numbered] // those of queueIDs that are transient
 	inbound       *btree.BTreeG[*binding] // all bindings, by target first
 	updated       *btree.BTreeG[updated]  // of the queues
+	scheduleNames *btree.BTreeG[named[*scheduleDef]]
 }
 
 // named is an item of a tree that is ordered by name. It is passed by value, so that a
@@ -180,6 +183,7 @@ func newTopology(limits topologyLimits) *topology {
 		transients:    btree.NewG(treeDegree, lessNumbered),
 		inbound:       btree.NewG(treeDegree, func(a, b *binding) bool { return compareInbound(a, b) < 0 }),
 		updated:       btree.NewG(treeDegree, byUpdated),
+		scheduleNames: btree.NewG(treeDegree, lessNamed[*scheduleDef]),
 	}
 	t.putExchange(newExchange(Exchange{}))
 	// What is parked has failed already: nothing that happens to it here may kill it.
@@ -228,6 +232,8 @@ func (t *topology) declare(ds []Declaration) (next *topology, created []queueDef
 			err = change.addExchange(d)
 		case Queue:
 			err = change.addQueue(d.withDefaults())
+		case Schedule:
+			err = change.addSchedule(d.withDefaults())
 		}
 		if err != nil {
 			return t, nil, err
@@ -260,6 +266,8 @@ func (t *topology) remove(ds []Declaration) (next *topology, removed []queueDef,
 			change.removeQueue(d.Name)
 		case Binding:
 			change.removeBinding(d)
+		case Schedule:
+			change.removeSchedule(d.Name)
 		}
 	}
 	return change.topology, change.removed, nil
@@ -283,6 +291,11 @@ func (t *topology) missing(ds []Declaration) error {
 			}
 		case Binding:
 			err = t.missingBinding(d)
+		case Schedule:
+			have, ok := t.schedule(d.Name)
+			if err = fmt.Errorf("schedule %q: %w", d.Name, ErrNotFound); ok {
+				err = d.withDefaults().compare(have.Schedule)
+			}
 		}
 		if err != nil {
 			return err
@@ -314,6 +327,8 @@ type editor struct {
 	own     *exchange // the exchange that it copied last, for the next binding of the same
 	created []queueDef
 	removed []queueDef
+
+	ownSchedules bool // its tree of schedules is its own
 }
 
 func (e *editor) write() *topology {
@@ -522,6 +537,7 @@ func (t *topology) bindingsOf(exchange string) int {
 //	count | count times: an exchange                    by name
 //	count | count times: id, a queue, its revision      by name, see appendRevision
 //	count | count times: a binding                      as bindings yields them
+//	count | count times: id, a schedule                 by name
 //
 // with the parts as declare.go encodes them. Everything is in the one order it can have,
 // so equal topologies have equal encodings, whatever their history.
@@ -546,7 +562,7 @@ func (t *topology) appendTo(dst []byte) []byte {
 		dst = d.appendTo(dst)
 		return true
 	})
-	return dst
+	return t.appendSchedules(dst)
 }
 
 // decodeTopology reads what appendTo wrote: what could not have been declared, or is not in the
@@ -566,7 +582,7 @@ func decodeTopologyBody(r *wire.Reader) (*topology, error) {
 	if r.Byte() != topologyVersion {
 		return nil, wire.ErrMalformed
 	}
-	e := editor{topology: newTopology(topologyLimits{MaxQueues, MaxExchanges, MaxBindings}), copied: true}
+	e := editor{topology: newTopology(topologyLimits{}), copied: true}
 	e.nextID = queueID(r.Uvarint())
 	last := ""
 	for range r.Count(3) {
@@ -598,7 +614,7 @@ func decodeTopologyBody(r *wire.Reader) (*topology, error) {
 		}
 		before = b
 	}
-	if r.Err() != nil {
+	if r.Err() != nil || e.decodeSchedules(r) != nil {
 		return nil, wire.ErrMalformed
 	}
 	return e.topology, nil

@@ -43,6 +43,12 @@ func checkTopology(t require.TestingT, top *topology) {
 		require.Equal(t, dumpExchange(rebuilt), dumpExchange(ex), "exchange %q matches by something else than its bindings", ex.Name)
 		return true
 	})
+	top.schedules(func(s *scheduleDef) bool {
+		require.Less(t, queueID(s.id), top.nextID)
+		_, queue := top.queueByID(queueID(s.id))
+		require.False(t, queue, "schedule %q has the id of a queue", s.Name)
+		return true
+	})
 	require.Equal(t, count, top.inbound.Len())
 	require.Equal(t, top.queueNames.Len(), top.queueIDs.Len())
 	top.queueIDs.Ascend(func(n numbered) bool {
@@ -376,6 +382,7 @@ func TestDecodeTopologyRefuses(t *testing.T) {
 		for _, d := range row.bindings {
 			out = d.appendTo(out)
 		}
+		out = wire.AppendUvarint(out, 0) // schedules
 		r := wire.NewReader(out)
 		top, err := decodeTopology(&r, topologyLimits{})
 		if row.good {
@@ -402,7 +409,8 @@ func TestFanoutTargetStaysWhileOneBindingLeadsThere(t *testing.T) {
 // FuzzTopology decodes arbitrary bytes: an error or a topology that keeps its invariants.
 func FuzzTopology(f *testing.F) {
 	f.Add(newTopology(topologyLimits{}).appendTo(nil))
-	f.Add(declared(f, Queue{Name: "q"}, Exchange{Name: "e", Kind: Topic}, Binding{Exchange: "e", Queue: "q", Key: "#"}).appendTo(nil))
+	f.Add(declared(f, Queue{Name: "q"}, Exchange{Name: "e", Kind: Topic}, Binding{Exchange: "e", Queue: "q", Key: "#"},
+		Schedule{Name: "s", Cron: "@daily", Message: Message{RoutingKey: "q", Body: []byte("body")}}).appendTo(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := wire.NewReader(b)
 		top, err := decodeTopology(&r, topologyLimits{})
