@@ -19,7 +19,7 @@ MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill model sim crash bench depth floor replicate lint cover
+.PHONY: help test race invariants fuzz kill model sim planted crash bench depth floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -44,6 +44,9 @@ model:            ## machine and public API in step with naive models
 
 sim:              ## queues among consumers, clocks and crashes that one seed decides, judged from outside
 	.ci/suite . "$(SIM_TESTS)" -sim.seeds $(RUNS) -sim.floor $(RATE) -v
+
+planted:          ## mistakes planted in the machine: the simulation finds each
+	.ci/suite . '^TestSimPlanted$$' -sim.planted -v
 
 crash:            ## power cuts at every write and sync, of the log and of the broker
 	.ci/suite ./storage "$(CRASH_TESTS)" -crash.seeds $(SEEDS)

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -40,6 +41,9 @@ func (s *simSystem) Encode(dst []byte, c *sim.Command) []byte {
 	case sim.Publish:
 		dst = appendTargets(appendHeader(dst, cmdEnqueue, at), simIDs(c.Targets))
 		m := Message{Priority: c.Message.Priority, TTL: c.Message.TTL, Body: sim.AppendBody(nil, c.Message.Number)}
+		if c.Message.Key != 0 {
+			m.ID = strconv.FormatUint(c.Message.Key, 10)
+		}
 		if c.Message.ReadyAt != 0 {
 			m.DeliverAt = time.Unix(0, c.Message.ReadyAt)
 		}
@@ -73,8 +77,47 @@ func (s *simSystem) Encode(dst []byte, c *sim.Command) []byte {
 		return appendRemove(dst, at, only, []Declaration{Queue{Name: c.Spec.Name}})
 	case sim.Purge:
 		return appendPurge(dst, at, queue)
+	case sim.Amend:
+		dst = simAmend(c).appendTo(dst, at)
+		if c.Amend == sim.Edit {
+			m := Message{Body: sim.AppendBody(nil, c.Message.Number)}
+			dst = appendMessage(appendTargets(dst, nil), &m, messageID{number: c.Message.Number}, nil)
+		}
+		return dst
+	case sim.Move: // made by Bury
 	}
-	panic("a move is made by Bury")
+	panic("a kind of command that Encode does not know")
+}
+
+func simAmend(c *sim.Command) amend {
+	return amend{
+		queue: queueID(c.Queue), place: place{seq: c.Seq}, priority: c.Message.Priority, ref: Ref(c.Ref),
+		what: []amendment{amendCancel, amendPromote, amendPriority, amendEdit, amendReplay}[c.Amend],
+	}
+}
+
+// Resend sends the message as one that was rejected, with its history and without what it said of its time.
+func (s *simSystem) Resend(dst []byte, c *sim.Command, read []byte) []byte {
+	var p moving
+	simRead(&p, read)
+	p.message.TTL, p.message.DeliverAt = 0, time.Time{}
+	p.deaths = bury(p.deaths, Death{Queue: "elsewhere", Reason: ReasonRejected, Count: 1})
+	dst = appendTargets(simAmend(c).appendTo(dst, instant(c.At)), simIDs(c.Targets))
+	return appendMessage(dst, &p.message, p.made, p.deaths)
+}
+
+// simRead takes the message out of the command that holds it.
+func simRead(p *moving, cmd []byte) {
+	env, err := envelopeOf(cmd)
+	if err == nil {
+		p.deaths, err = decodeDeaths(env.deaths)
+	}
+	if err == nil {
+		err = env.message(slices.Clone(cmd), &p.message)
+	}
+	if err != nil {
+		panic(err)
+	}
 }
 
 func simIDs(ids []uint64) []queueID {
@@ -89,6 +132,7 @@ func simIDs(ids []uint64) []queueID {
 func simDeclarations(s *sim.Spec) []Declaration {
 	q := Queue{
 		Name: s.Name, Priorities: s.Levels, MaxRetries: s.Retries, AckDeadline: s.Deadline, TTL: s.TTL,
+		Dedup: Dedup{Window: s.Window},
 		Retry: Backoff{Min: s.Retry.Min, Max: s.Retry.Max, Factor: float64(s.Retry.Percent) / 100, Jitter: float64(s.Retry.Jitter) / 100},
 	}
 	q.Retry.Pauses = append(q.Retry.Pauses, s.Retry.Pauses[:s.Retry.Listed]...)
@@ -124,16 +168,7 @@ func (s *simSystem) Bury(dst []byte, at int64, order *sim.Effect, dead []byte) (
 		kind: effectForward, queue: queueID(order.Queue), seq: order.Seq, failures: order.Failures,
 		reason: deathReason(order.Reason), at: instant(order.At),
 	}}
-	env, err := envelopeOf(dead)
-	if err == nil {
-		p.deaths, err = decodeDeaths(env.deaths)
-	}
-	if err == nil {
-		err = env.message(slices.Clone(dead), &p.message)
-	}
-	if err != nil {
-		panic(err)
-	}
+	simRead(p, dead)
 	def, _ := s.m.topology.queueByID(p.order.queue)
 	p.address(s.m.topology, def)
 	dst = appendTargets(appendMove(dst, instant(at), p.order.queue, p.order.seq), p.targets)
@@ -170,6 +205,7 @@ func (s *simSystem) Apply(ref uint64, cmd []byte, out *sim.Outcome) {
 	default:
 		out.Code = map[uint64]sim.Code{
 			answerGone: sim.Gone, answerStale: sim.Stale, answerEmpty: sim.Empty, answerError: sim.Refused,
+			answerAbsent: sim.Absent, answerNotWaiting: sim.Busy,
 		}[code]
 	}
 	s.effects(out)
@@ -236,6 +272,7 @@ func (s *simSystem) Counts(id uint64) (sim.Counts, bool) {
 		Enqueued: q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead, Expired: q.count.Expired,
 		Discarded: q.count.Discarded, Moved: q.count.Moved, Purged: q.count.Purged,
+		Cancelled: q.count.Cancelled, Replayed: q.count.Replayed, Duplicates: q.count.Duplicates,
 	}, true
 }
 
@@ -312,7 +349,7 @@ func simTame(t *testing.T, r *sim.Report) {
 		"expired messages": r.Expired, "delays": r.Delayed, "stale answers": r.Stale, "takes": r.Taken, "kills": r.Kills,
 		"power cuts": r.PowerCuts, "commands lost with them": r.LostCommands, "unknown outcomes": r.Unknown,
 		"snapshots": r.Snapshots, "restores": r.Restores, "vanished consumers": r.Vanished, "deleted queues": r.Deleted,
-		"purges": r.Purged, "late ticks": r.LateTicks,
+		"purges": r.Purged, "amendments": r.Amended, "repeated publishes": r.Repetitions, "late ticks": r.LateTicks,
 	} {
 		if n < r.Runs/4 {
 			t.Errorf("the simulation is too tame: only %d %s in %d runs", n, name, r.Runs)

@@ -121,12 +121,16 @@ func (w *Runner) act() {
 		}
 	case k < 163:
 		w.purge()
-	case k < 190:
+	case k < 186:
 		w.move()
+	case k < 190:
+		w.amend()
 	case k < 195:
 		w.declare()
 	case k < 197:
 		w.delete()
+	case k < 198:
+		w.amend()
 	case k < 199 && !w.failing:
 		w.submit(&Command{Kind: Open, At: w.at(), Lost: w.one(2)})
 		w.newSession()
@@ -205,6 +209,9 @@ func (w *Runner) publishOne() {
 	}
 	if w.one(5) {
 		c.Message.TTL = [...]time.Duration{NoWait, 1, second, 3 * second, time.Minute}[w.rng.IntN(5)]
+	}
+	if w.one(4) {
+		c.Message.Key = 1 + uint64(w.rng.IntN(12))
 	}
 	if w.one(8) {
 		c.Message.ReadyAt = w.clock + int64(w.rng.IntN(5)-1)*int64(900*millisecond)
@@ -454,6 +461,7 @@ func (w *Runner) spec(name string) Spec {
 		Deadline: [...]time.Duration{second, 3 * second, 10 * second, 30 * time.Minute}[w.rng.IntN(4)],
 		Dead:     Dead(w.rng.IntN(5)),
 		Joined:   w.one(3),
+		Window:   [...]time.Duration{0, 0, second, time.Minute}[w.rng.IntN(4)],
 		Retry: [...]Retry{
 			{}, {}, {Min: second, Max: second, Percent: 200}, {Min: 500 * millisecond, Max: 3 * second, Percent: 150},
 			{Min: 300 * millisecond, Max: 9 * second, Percent: 325, Jitter: 30},

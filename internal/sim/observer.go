@@ -31,11 +31,37 @@ type view struct {
 	copies    []message
 	ended     int // of copies
 	consumers []member
+	ids       []remembered
 	turn      uint64
 	due       int64 // when something will be due here; 0: never
 	count     Counts
 	touched   bool // by this command
 	lapsed    bool // a message that must not wait ended with this command
+}
+
+// remembered is an id of which a queue takes no other message before until.
+type remembered struct {
+	key   uint64
+	until int64
+}
+
+// repeats reports whether v has taken a message with that id within its window. If not, it remembers it from now on.
+func (v *view) repeats(key uint64, now int64) bool {
+	if key == 0 || v.spec.Window == 0 {
+		return false
+	}
+	until := now + int64(v.spec.Window)
+	for i := range v.ids {
+		if id := &v.ids[i]; id.key == key {
+			if id.until > now {
+				return true
+			}
+			id.until = until
+			return false
+		}
+	}
+	v.ids = append(v.ids, remembered{key, until})
+	return false
 }
 
 // state of a message in a queue.
@@ -67,7 +93,7 @@ type message struct {
 	tag        uint64
 	slot       int32
 	deadline   int64
-	seq        uint64 // learnt from the order to move it, which names it so
+	seq        uint64 // of its arrival here, from 1
 	// circle has a bit for each queue where it died since a consumer rejected it last: by names, since a queue may be declared anew.
 	circle uint64
 }
@@ -94,7 +120,7 @@ func (o *observer) add(id uint64, spec Spec) {
 	v := &view{}
 	if n := len(o.free); n > 0 {
 		v, o.free = o.free[n-1], o.free[:n-1]
-		*v = view{copies: v.copies[:0], consumers: v.consumers[:0]}
+		*v = view{copies: v.copies[:0], consumers: v.consumers[:0], ids: v.ids[:0]}
 	}
 	v.id, v.spec, v.now = id, spec, o.now
 	for uint64(len(o.byID)) <= id {
@@ -143,16 +169,29 @@ func (o *observer) see(ref uint64, c *Command, out *Outcome) {
 			o.pass(v)
 		}
 	}
-	if c.Kind == Take && out.Code == OK {
+	switch {
+	case c.Kind == Amend:
+		o.amended(ref, c, out)
+	case c.Kind == Take && out.Code == OK:
 		// What came due has come back before the loan was made, and what is sent to others was made after it.
-		o.effects(out, false)
+		for i := range out.Effects {
+			if out.Effects[i].Kind != Deliver {
+				o.effect(&out.Effects[i])
+			}
+		}
 		if out.Lent.Queue != c.Queue || out.Lent.Consumer != c.Consumer {
 			fail("I6", "queue %d: consumer %x took a loan of consumer %x", c.Queue, c.Consumer, out.Lent.Consumer)
 		}
 		o.deliver(&out.Lent, true)
-		o.delivers(out)
-	} else {
-		o.effects(out, true)
+		for i := range out.Effects {
+			if out.Effects[i].Kind == Deliver {
+				o.effect(&out.Effects[i])
+			}
+		}
+	default:
+		for i := range out.Effects {
+			o.effect(&out.Effects[i])
+		}
 	}
 	for _, v := range o.order {
 		if v.touched {
@@ -168,29 +207,17 @@ func (o *observer) see(ref uint64, c *Command, out *Outcome) {
 	o.dirty = o.dirty[:0]
 }
 
-func (o *observer) effects(out *Outcome, delivers bool) {
-	for i := range out.Effects {
-		switch e := &out.Effects[i]; e.Kind {
-		case Deliver:
-			if delivers {
-				o.deliver(e, false)
-			}
-		case Withdraw:
-			o.withdraw(e)
-		case QueueGone: // looked at in delete
-		case Forward:
-			o.forward(e)
-		case Free:
-			o.reference(e.Ref).held--
-		}
-	}
-}
-
-func (o *observer) delivers(out *Outcome) {
-	for i := range out.Effects {
-		if e := &out.Effects[i]; e.Kind == Deliver {
-			o.deliver(e, false)
-		}
+func (o *observer) effect(e *Effect) {
+	switch e.Kind {
+	case Deliver:
+		o.deliver(e, false)
+	case Withdraw:
+		o.withdraw(e)
+	case QueueGone: // looked at in delete
+	case Forward:
+		o.forward(e)
+	case Free:
+		o.reference(e.Ref).held--
 	}
 }
 
@@ -343,7 +370,7 @@ func (o *observer) empty() {
 			}
 		}
 		c := &v.count
-		if gone := c.Acked + c.Discarded + c.Moved + c.Purged; c.Enqueued != gone {
+		if gone := c.Acked + c.Discarded + c.Moved + c.Purged + c.Cancelled + c.Replayed; c.Enqueued != gone {
 			fail("I16", "queue %d: %d messages came, %d went", v.id, c.Enqueued, gone)
 		}
 	}
@@ -363,8 +390,9 @@ func (o *observer) arrive(v *view, ref uint64, msg *Message, circle uint64) {
 	if msg.ReadyAt > o.now {
 		m.lo, m.hi, m.start = msg.ReadyAt, msg.ReadyAt, msg.ReadyAt
 	}
-	v.copies = append(v.copies, m)
 	v.count.Enqueued++
+	m.seq = v.count.Enqueued
+	v.copies = append(v.copies, m)
 	r := o.reference(ref)
 	r.live++
 	r.number = msg.Number
@@ -508,8 +536,8 @@ func (o *observer) forward(e *Effect) {
 	if m.state != dying || m.ordered {
 		fail("I10", "queue %d: the order to move message %d, which is in state %d", v.id, m.number, m.state)
 	}
-	m.ordered, m.seq = true, e.Seq
-	if e.Reason != m.reason || e.Failures != m.failures || e.At != o.now {
+	m.ordered = true
+	if e.Seq != m.seq || e.Reason != m.reason || e.Failures != m.failures || e.At != o.now {
 		fail("I10", "queue %d: message %d died of reason %d at %d after %d failures, the order says %+v",
 			v.id, m.number, m.reason, o.now, m.failures, *e)
 	}

@@ -4,7 +4,8 @@
 //
 // The part under test is a System, and the package knows no more of it than that. What must hold is judged from outside, by an
 // observer that sees what publishers and consumers see: commands with their answers, effects, and the counters that Stats
-// shows. The numbers of the invariants are those of its failures:
+// shows. The numbers of the invariants are those of RELIABILITY and of its failures. I1, I3 and I19 follow from the others: what is
+// lost, or there without a cause, is missed or found as one of I5, I16, I17 or I21.
 //
 //	I1   what was accepted is in the queue until it has an outcome, and each outcome is counted
 //	I2   a delivery carries the bytes of a message that was published to that queue
@@ -19,6 +20,7 @@
 //	I11  no consumer is sent more than its prefetch; the one with least on loan is next
 //	I12  nothing happens before its time, and the timer is set for whatever will be due
 //	I13  one answer for each command, of the right kind; tags go up by one
+//	I14  of two publishes with one id within the window a queue takes the first (found as I22)
 //	I16  messages, references to bodies and counters add up after each command
 //	I17  a snapshot and the rest of the log lead to where the whole log leads
 //	I19  what a restart finds is a prefix of the log that holds all that was confirmed
@@ -38,6 +40,8 @@ type System interface {
 	Reset()
 	// Encode appends a command as the log holds it.
 	Encode(dst []byte, c *Command) []byte
+	// Resend is Encode for a Replay of the message that read, a command, holds.
+	Resend(dst []byte, c *Command, read []byte) []byte
 	// Bury makes the command that brings a dead message to its queues, whose ids it returns. order is the effect that asks for
 	// it, dead the command that holds the message.
 	Bury(dst []byte, at int64, order *Effect, dead []byte) (cmd []byte, targets []uint64)
@@ -72,12 +76,14 @@ type Command struct {
 	Sync     bool          // the proposer waits until it is durable
 	Lost     bool          // Detach, Open: the consumers did not leave in good order
 	Prefetch int
-	Targets  []uint64 // Publish, Move
-	Message  Message  // Publish
-	Seq      uint64   // Move: of the dead message in Queue
-	Spec     Spec     // Declare, Delete: the name
-	Unused   bool     // Delete: only without consumers
-	Emptied  bool     // Delete: only without messages
+	Targets  []uint64 // Publish, Move; Amend: of Replay
+	Message  Message  // Publish; Amend: of Edit; its Priority is that of Reprioritize
+	Seq      uint64   // Move, Amend: of the message in Queue, by its arrival from 1
+	Amend    Amendment
+	Ref      uint64 // Edit, Replay: where the message was read
+	Spec     Spec   // Declare, Delete: the name
+	Unused   bool   // Delete: only without consumers
+	Emptied  bool   // Delete: only without messages
 }
 
 // Kind is a kind of command.
@@ -97,23 +103,36 @@ const (
 	Delete
 	Move
 	Purge
+	Amend
 )
 
 func (k Kind) String() string {
 	return [...]string{
-		"publish", "attach", "detach", "settle", "ack up to", "take", "tick", "open", "declare", "delete", "move", "purge",
+		"publish", "attach", "detach", "settle", "ack up to", "take", "tick", "open", "declare", "delete", "move", "purge", "amend",
 	}[k]
 }
 
 // durable reports whether the proposer's answer means that the command is on the disk.
 func (c *Command) durable() bool {
 	switch c.Kind {
-	case Publish, Declare, Delete, Move, Purge:
+	case Publish, Declare, Delete, Move, Purge, Amend:
 		return true
 	case Attach, Detach, Settle, AckUpTo, Take, Tick, Open:
 	}
 	return c.Sync
 }
+
+// Amendment is what somebody who is no consumer does to one message.
+type Amendment byte
+
+// Amendments.
+const (
+	Cancel       Amendment = iota // remove it, in whatever state it is
+	Promote                       // end its delay
+	Reprioritize                  // give it another level
+	Edit                          // put another message in its place
+	Replay                        // put it at the end of another queue
+)
 
 // Verdict is what a consumer says about a loan.
 type Verdict byte
@@ -137,6 +156,7 @@ const NoWait time.Duration = -1
 // Message is what a publisher says about a message. Its body follows from Number, which is never used twice in a run.
 type Message struct {
 	Number   uint64
+	Key      uint64 // its id; 0: the broker makes one
 	Priority uint8
 	TTL      time.Duration
 	ReadyAt  int64 // 0: at once
@@ -161,8 +181,9 @@ type Spec struct {
 	TTL      time.Duration // 0: for ever; NoWait
 	Retry    Retry
 	Dead     Dead
-	DeadTo   string // DeadDirect: the name of the queue
-	Joined   bool   // the exchange of DeadFan leads here
+	DeadTo   string        // DeadDirect: the name of the queue
+	Window   time.Duration // ids are remembered so long; 0: not at all
+	Joined   bool          // the exchange of DeadFan leads here
 }
 
 // Unlimited is a Spec.Retries without a limit.
@@ -203,6 +224,8 @@ const (
 	Stale        // no such loan, consumer or dead message
 	Empty        // nothing is ready
 	Refused      // an error
+	Absent       // no such message
+	Busy         // the message is on loan or dead
 )
 
 // Outcome is what a command brought about.
@@ -259,9 +282,9 @@ const (
 
 // Counts are what can be seen of a queue: what it holds, and totals since it was declared.
 type Counts struct {
-	Ready, Unacked, Delayed, Dying                         int
-	Enqueued, Delivered, Acked, Failed, Released, TimedOut uint64
-	Dead, Expired, Discarded, Moved, Purged                uint64
+	Ready, Unacked, Delayed, Dying                                           int
+	Enqueued, Delivered, Acked, Failed, Released, TimedOut                   uint64
+	Dead, Expired, Discarded, Moved, Purged, Cancelled, Replayed, Duplicates uint64
 }
 
 // Failure is a broken invariant. It carries what led to it.

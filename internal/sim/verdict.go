@@ -20,7 +20,7 @@ func (o *observer) command(ref uint64, c *Command, out *Outcome) {
 	case Delete:
 		o.delete(c, out)
 		return
-	case Attach, Detach, Settle, AckUpTo, Take, Purge:
+	case Attach, Detach, Settle, AckUpTo, Take, Purge, Amend:
 	}
 	if v == nil {
 		want := Gone
@@ -31,6 +31,9 @@ func (o *observer) command(ref uint64, c *Command, out *Outcome) {
 		return
 	}
 	v.touched = true
+	if c.Kind == Amend {
+		return // amended comes when what is due has happened
+	}
 	// The others have returned.
 	//exhaustive:ignore
 	switch c.Kind {
@@ -65,22 +68,30 @@ func counted(c *Command, out *Outcome, want uint64) {
 
 // publish puts the message into all queues of its route, or, if none of them exists any more, into none.
 func (o *observer) publish(ref uint64, c *Command, out *Outcome) {
-	kept := 0
+	kept, taken := 0, 0
 	for _, id := range c.Targets {
-		if v := o.queue(id); v != nil {
-			o.arrive(v, ref, &c.Message, 0)
-			v.touched = true
-			kept++
+		v := o.queue(id)
+		if v == nil {
+			continue
 		}
+		taken++
+		v.touched = true
+		if v.repeats(c.Message.Key, o.now) {
+			v.count.Duplicates++
+			continue
+		}
+		o.arrive(v, ref, &c.Message, 0)
+		kept++
 	}
-	o.kept(c, out, kept)
+	o.kept(c, out, kept, taken)
 }
 
-func (o *observer) kept(c *Command, out *Outcome, want int) {
+// kept asks that a message is in that many queues, of those that took it or had it before.
+func (o *observer) kept(c *Command, out *Outcome, want, taken int) {
 	if out.Kept != want {
 		fail("I22", "%v of message %d: kept in %d queues of %d", c.Kind, c.Message.Number, out.Kept, want)
 	}
-	if want == 0 {
+	if taken == 0 {
 		answered(c, out, Gone)
 		return
 	}
@@ -120,7 +131,7 @@ func (o *observer) move(ref uint64, c *Command, out *Outcome) {
 			kept++
 		}
 	}
-	o.kept(c, out, kept)
+	o.kept(c, out, kept, kept)
 	if kept > 0 {
 		source.count.Moved++
 		source.count.Dying--

@@ -57,9 +57,9 @@ type step struct {
 
 // Report counts what runs went through, so that a generator that has become tame is noticed.
 type Report struct {
-	Runs, Commands, Delivered, Acked, Deaths, Moves, Repeated, Parked, Deadlines, Expired, Delayed, Stale, Taken int
-	Kills, PowerCuts, LostCommands, Unknown, Snapshots, Restores, Replays, Vanished, Deleted, Purged, LateTicks  int
-	Trace                                                                                                        uint64
+	Runs, Commands, Delivered, Acked, Deaths, Moves, Repeated, Parked, Deadlines, Expired, Delayed, Stale, Taken                      int
+	Kills, PowerCuts, LostCommands, Unknown, Snapshots, Restores, Replays, Vanished, Deleted, Purged, Amended, Repetitions, LateTicks int
+	Trace                                                                                                                             uint64
 }
 
 // Add adds the counts of another report.
@@ -88,6 +88,8 @@ func (r *Report) Add(o *Report) {
 	r.Deleted += o.Deleted
 	r.Purged += o.Purged
 	r.LateTicks += o.LateTicks
+	r.Amended += o.Amended
+	r.Repetitions += o.Repetitions
 	r.Trace ^= o.Trace
 }
 
@@ -238,6 +240,10 @@ func (w *Runner) tally(s *step) {
 		if slices.Contains(c.Targets, 1) {
 			w.report.Parked++
 		}
+	case c.Kind == Publish && s.code == OK && s.kept == 0:
+		w.report.Repetitions++
+	case c.Kind == Amend && s.code == OK:
+		w.report.Amended++
 	case c.Kind == Take && s.code == OK:
 		w.report.Taken++
 	case c.Kind == Settle && c.Verdict == Ack && s.code == OK:
@@ -511,6 +517,8 @@ func (w *Runner) last(n int) []string {
 			text += fmt.Sprintf(" %+v", c.Spec)
 		case Open, Tick:
 			text += fmt.Sprintf(" lost %v", c.Lost)
+		case Amend:
+			text += fmt.Sprintf(" %d queue %d seq %d ref %d %+v to %v", c.Amend, c.Queue, c.Seq, c.Ref, c.Message, c.Targets)
 		case Attach, Detach, AckUpTo, Take, Purge:
 			text += fmt.Sprintf(" queue %d consumer %x tag %d prefetch %d lost %v", c.Queue, c.Consumer, c.Tag, c.Prefetch, c.Lost)
 		}
