@@ -162,7 +162,7 @@ func (q *queue) check(updated bool) {
 	invariant.Check(q.count.bytesIn == uint64(bytes)+q.count.bytesGone, "queue 1: %d bytes arrived, %d held, %d gone",
 		q.count.bytesIn, bytes, q.count.bytesGone)
 	invariant.Check(q.count.Dead == q.count.Discarded+q.count.Moved+uint64(q.dyingLen()), "queue 1: the dead do not add up")
-	invariant.Check(!q.servable() || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
+	invariant.Check(!q.servable() || q.shut() || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
 
 	seen := make(map[uint64]bool, q.size())
 	extras := 0

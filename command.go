@@ -36,6 +36,7 @@ const (
 	cmdRedefine  commandKind = 16 // bring that change into the queue's own shard
 	cmdBundle    commandKind = 17 // several messages, and perhaps the ack of a loan
 	cmdFire      commandKind = 18 // what a schedule does that is due
+	cmdPause     commandKind = 19 // stop or start the deliveries of a queue
 )
 
 const commandHeader = 1 + 8
@@ -280,6 +281,7 @@ const (
 	answerAbsent            // the queue does not hold the message
 	answerNotWaiting        // the message is on loan or dying
 	answerTargetGone        // no queue of a message in a bundle exists any more
+	answerHeld              // the queue hands out nothing now
 	answerNumber     uint64 = 1 << 32
 )
 

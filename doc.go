@@ -72,6 +72,7 @@
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch
 //	tx.select, tx.commit                       Broker.PublishAtomic, Delivery.AckAndPublish
 //	basic.return                               ErrUnroutable, with Message.Mandatory
+//	(pausing a queue)                          Broker.Pause, Broker.Resume
 //	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch
 //	x-priority of basic.consume                SubscribeOptions.Priority
 //	basic.deliver                              Subscription.Next, NextBatch, All

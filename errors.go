@@ -32,6 +32,8 @@ var (
 	ErrNotEmpty = errors.New("not empty")
 	// ErrEmpty: Get found no message that is ready.
 	ErrEmpty = errors.New("queue is empty")
+	// ErrHeldBack: Get from a queue that hands out nothing now, since it is paused.
+	ErrHeldBack = errors.New("queue holds its messages back")
 	// ErrQueueGone: the queue was deleted, and with it the message or the subscription.
 	ErrQueueGone = errors.New("queue gone")
 	// ErrUnknownDelivery: the delivery has been settled already, or was never made on

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Get takes one message from queue, at once and without a subscription: ErrEmpty if none is ready. The delivery is
+// Get takes one message from queue, at once and without a subscription: ErrEmpty if none is ready, ErrHeldBack if
+// the queue is paused. The delivery is
 // settled like any other; what is not is given back when the broker is closed. It suits tests and tools; each
 // Get costs a round trip through the log, which a Subscription does not.
 func (b *Broker) Get(ctx context.Context, queue string) (*Delivery, error) {
@@ -65,6 +66,8 @@ func (t *taking) Done(a Answer, err error) {
 		t.loan, t.err = decodeLoanEffect(a.Data)
 	case a.Code == answerEmpty:
 		t.err = ErrEmpty
+	case a.Code == answerHeld:
+		t.err = ErrHeldBack
 	case a.Code == answerGone:
 		t.err = ErrNotFound
 	default:

@@ -160,6 +160,8 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		}
 	case cmdAmend:
 		res, out = m.amend(ref, len(cmd), &r, out)
+	case cmdPause:
+		res.answer, out = m.pause(&r, out)
 	case cmdPurge:
 		id := queueID(r.Uvarint())
 		mustDecode(kind, r.Done())
@@ -349,6 +351,9 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	holder := q.roster.find(c.consumer)
 	if holder == nil {
 		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
+	}
+	if q.shut() {
+		return Answer{Code: answerHeld}, m.touch(q, out)
 	}
 	if !q.servable() {
 		return Answer{Code: answerEmpty}, m.touch(q, out)

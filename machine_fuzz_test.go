@@ -119,6 +119,9 @@ func (p *interpreter) command() []byte {
 	case 17:
 		return appendRemove(nil, p.now, removeOnly(p.byte()%4), []Declaration{Queue{Name: fmt.Sprintf("q%d", p.byte()%3)}})
 	case 18:
+		if b := p.byte(); b >= 128 {
+			return appendPause(nil, p.now, p.queue(), b%3 == 0)
+		}
 		return appendPurge(nil, p.now, p.queue())
 	case 19, 20:
 		return p.amend()

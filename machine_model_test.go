@@ -321,7 +321,8 @@ func (w *walker) state() {
 
 func (w *walker) stateOf(q *queue, p *plainQueue) {
 	w.t.Helper()
-	if q.def.id != p.id || !q.def.Queue.equal(p.def) || q.nextSeq != p.nextSeq || q.roster.turn != p.turn {
+	if q.def.id != p.id || !q.def.Queue.equal(p.def) || q.nextSeq != p.nextSeq || q.roster.turn != p.turn ||
+		q.valve.paused != p.paused {
 		w.t.Fatalf("queue %+v, next %d, turn %d; want %d %+v, next %d, turn %d",
 			q.def, q.nextSeq, q.roster.turn, p.id, p.def, p.nextSeq, p.turn)
 	}

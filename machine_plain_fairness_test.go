@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Goal and method as in machine_plain_test.go: which message is next.
+// Goal and method as in machine_plain_test.go: which message is next, and for whom.
 
 // next is the message to serve. Of each level one stands for it: of the first ones of all groups that are below the limit, and the
 // first without a group, that of who was served longest ago. Among these the one that is highest, or has risen highest, is next, and
@@ -66,4 +66,36 @@ func (q *plainQueue) risen(m *plainMessage) int {
 		}
 	}
 	return level
+}
+
+// pause stops or starts deliveries.
+func (p *plainMachine) pause(id queueID, paused bool, r *report) uint64 {
+	q := p.queue(id)
+	if q == nil {
+		return answerGone
+	}
+	q.paused = paused
+	q.settled(r)
+	return answerOK
+}
+
+// eligible is the consumer to serve: of those with room the one of the highest priority, then the one with least on loan,
+// then the one served longest ago, then the one that came first.
+func (q *plainQueue) eligible() *plainConsumer {
+	var best *plainConsumer
+	load := 0
+	for _, c := range q.consumers {
+		n := q.outstanding(c)
+		if n >= c.prefetch {
+			continue
+		}
+		if best != nil && best.priority > c.priority {
+			continue
+		}
+		if best == nil || c.priority > best.priority ||
+			n < load || n == load && (c.turn < best.turn || c.turn == best.turn && c.id < best.id) {
+			best, load = c, n
+		}
+	}
+	return best
 }

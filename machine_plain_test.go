@@ -28,6 +28,7 @@ type plainQueue struct {
 	now       instant
 	nextSeq   uint64
 	turn      uint64
+	paused    bool
 	messages  []*plainMessage // those that are not gone, by seq
 	consumers []*plainConsumer
 	known     []plainID // that deduplication remembers, in order
@@ -222,27 +223,6 @@ func (q *plainQueue) in(state plainState) int {
 	return n
 }
 
-// eligible is the consumer to serve: of those with room the one of the highest priority, then the one with least on loan,
-// then the one served longest ago, then the one that came first.
-func (q *plainQueue) eligible() *plainConsumer {
-	var best *plainConsumer
-	load := 0
-	for _, c := range q.consumers {
-		n := q.outstanding(c)
-		if n >= c.prefetch {
-			continue
-		}
-		if best != nil && best.priority > c.priority {
-			continue
-		}
-		if best == nil || c.priority > best.priority ||
-			n < load || n == load && (c.turn < best.turn || c.turn == best.turn && c.id < best.id) {
-			best, load = c, n
-		}
-	}
-	return best
-}
-
 func (q *plainQueue) enqueue(ref Ref, size uint32, msg Message) {
 	m := &plainMessage{
 		seq: q.nextSeq, ref: ref, part: q.part, size: size, arrived: q.now, level: int(msg.Priority),
@@ -291,7 +271,7 @@ func (q *plainQueue) settled(r *report) {
 	q.due(r)
 	for {
 		m, c := q.next(), q.eligible()
-		if m == nil || c == nil {
+		if m == nil || c == nil || q.paused {
 			break
 		}
 		r.delivered = append(r.delivered, q.lend(m, c))
@@ -581,6 +561,8 @@ func (p *plainMachine) take(c take, r *report) (uint64, plainLoan) {
 	switch {
 	case have == nil:
 		code = answerStale
+	case q.paused:
+		code = answerHeld
 	case m == nil:
 		code = answerEmpty
 	default:

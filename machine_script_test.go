@@ -35,7 +35,7 @@ import (
 //	tick [+D] | at +D                 move the clock, with a command or without
 //	schedule s [catch-up=skip|one|all] | delete-schedule s | show-schedule s
 //	fire s [m1 q[,q2]] [due=D] [at=D] next=D [skipped=N] [elsewhere|unroutable]    times from the start; due: as it is
-//	purge q | move m1 q TARGET[,TARGET] [priority=N] [group=WORD] | forwarded m1 q
+//	pause q | resume q | purge q | move m1 q TARGET[,TARGET] [priority=N] [group=WORD] | forwarded m1 q
 //	cancel m1 q | promote m1 q | priority m1 q N | edit m1 q as=m2 [read=m3] | replay m1 q TARGET [priority=N] | replayed m1 q
 //	snapshot                          go on with a machine that was decoded, and leads
 //	show q                            what the queue holds
@@ -325,6 +325,8 @@ func (s *script) command(words []string) {
 		s.showSchedule(s.schedule(a.word(1)))
 	case "fire":
 		s.fire(a)
+	case "pause", "resume":
+		s.apply(appendPause(nil, s.now, s.queue(a.word(1)), a.words[0] == "pause"))
 	case "purge":
 		s.apply(appendPurge(nil, s.now, s.queue(a.word(1))))
 	case "snapshot":
@@ -501,6 +503,8 @@ func (s *script) apply(cmd []byte) applied {
 		s.say("stale")
 	case code == answerEmpty:
 		s.say("empty")
+	case code == answerHeld:
+		s.say("held back")
 	case code == answerTooMany:
 		s.say("too many")
 	case code == answerAbsent:

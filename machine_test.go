@@ -129,6 +129,7 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 		appendForwarded(nil, s.now, s.q.def.id, 300),
 		settle{queue: s.q.def.id, verdict: verdictDone, key: keyOf(nil)}.appendTo(nil, s.now),
 		appendPurge(nil, s.now, s.q.def.id),
+		appendPause(nil, s.now, s.q.def.id, false),
 		appendTick(nil, s.now),
 		fire{schedule: 300, next: 5}.appendTo(nil, s.now),
 	}

@@ -46,8 +46,10 @@ func (w *walker) step() {
 		w.take()
 	case k < 160:
 		w.ackUpTo()
-	case k < 178:
+	case k < 175:
 		w.tick()
+	case k < 178:
+		w.pause()
 	case k < 179:
 		w.purge()
 	case k < 186:
@@ -317,6 +319,12 @@ func (w *walker) tick() {
 	res := w.propose(at, appendTick(nil, at))
 	w.p.tick(&w.want)
 	w.agree(res.answer.Code, answerOK)
+}
+
+func (w *walker) pause() {
+	id, paused, at := w.queueID(), w.one(3), w.at()
+	res := w.propose(at, appendPause(nil, at, id, paused))
+	w.agree(res.answer.Code, w.p.pause(id, paused, &w.want))
 }
 
 func (w *walker) purge() {

@@ -32,6 +32,7 @@ type refQueue struct {
 	known          []refID // that deduplication remembers
 	done           []refID // that the inbox does
 	seq, turn      uint64
+	paused         bool
 	count          bourse.QueueStats
 }
 
@@ -366,7 +367,7 @@ func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 }
 
 func (r *reference) dispatch(q *refQueue) {
-	for len(q.ready) > 0 {
+	for len(q.ready) > 0 && !q.paused {
 		var to *refConsumer
 		for _, c := range q.attached {
 			if c.outstandingLoan >= c.prefetch {
@@ -585,6 +586,9 @@ func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
 		r.attach(q, 0, 0, true, false)
 		i = len(q.attached) - 1
 	}
+	if q.paused {
+		return nil, nil, bourse.ErrHeldBack
+	}
 	if len(q.ready) == 0 {
 		return nil, nil, bourse.ErrEmpty
 	}
@@ -647,6 +651,16 @@ func (r *reference) ackUpTo(n int, tag uint64) error {
 		}
 	}
 	r.dispatch(c.q)
+	return nil
+}
+
+func (r *reference) pause(queue string, paused bool) error {
+	q := r.queue(queue)
+	if q == nil {
+		return bourse.ErrNotFound
+	}
+	q.paused = paused
+	r.dispatch(q)
 	return nil
 }
 
@@ -743,6 +757,7 @@ func (r *reference) reopen(lost bool) {
 func (q *refQueue) stats(now time.Time) bourse.QueueStats {
 	s := q.count
 	s.Ready, s.Unacked, s.Delayed = len(q.ready), len(q.loans), len(q.delayed)
+	s.Paused = q.paused
 	if q.Priorities > 1 {
 		s.Levels = make([]bourse.LevelStats, q.Priorities)
 	}

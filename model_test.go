@@ -203,6 +203,7 @@ func (s *sequence) operation() {
 		},
 		func() { s.declare(s.exchange(one(s.t, "exchange", modelExchanges))) }, s.remove, s.update,
 		s.publishAtomic, s.ackAndPublish, s.ackAndPublish,
+		s.pause,
 	}
 	ops[rapid.IntRange(0, len(ops)-1).Draw(s.t, "operation")]()
 }
@@ -416,6 +417,15 @@ func (s *sequence) ackUpTo() {
 	}
 	tag := uint64(rapid.IntRange(0, 6).Draw(s.t, "tag"))
 	s.same(s.subs[n].AckUpTo(tag), s.ref.ackUpTo(n, tag), "ack up to %d", tag)
+}
+
+func (s *sequence) pause() {
+	name := one(s.t, "queue", modelQueues)
+	if rapid.IntRange(0, 2).Draw(s.t, "resume") > 0 {
+		s.same(s.b.Resume(ctx, name), s.ref.pause(name, false), "resume %s", name)
+	} else {
+		s.same(s.b.Pause(ctx, name), s.ref.pause(name, true), "pause %s", name)
+	}
 }
 
 func (s *sequence) purge() {

@@ -18,7 +18,7 @@ type instant int64
 //  1. Each message that was accepted is in exactly one account: ready, on loan, delayed,
 //     dying or gone; the accounts add up, in messages and in bytes.
 //  2. A consumer has at most its prefetch on loan.
-//  3. After a command, no message is ready while a consumer has room, unless its group is held.
+//  3. After a command, no message is ready while a consumer has room, unless its group is held or the valve is shut.
 //  4. now never decreases.
 //  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying or the
 //     queue was updated.
@@ -36,6 +36,7 @@ type queue struct {
 	ready    readySet
 	ledger   ledger
 	roster   roster
+	valve    valve
 	delayed  *btree.BTreeG[delayed]  // nil until a message waits for a time
 	dying    *btree.BTreeG[dying]    // nil until a message dies
 	extras   *btree.BTreeG[extra]    // nil until a message has one
@@ -145,9 +146,9 @@ func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	q.pushReady(e)
 }
 
-// dispatch lends ready messages to consumers until one of both has run out.
+// dispatch lends ready messages to consumers until one of both has run out, or the valve shuts.
 func (q *queue) dispatch(out []effect) []effect {
-	for q.servable() {
+	for !q.shut() && q.servable() {
 		c := q.roster.next()
 		if c == nil {
 			break

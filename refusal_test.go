@@ -379,6 +379,8 @@ func TestRefusals(t *testing.T) {
 		"subscribe":          func() error { _, err := b.Subscribe(ended, "q", bourse.SubscribeOptions{}); return err },
 		"work":               func() error { return b.Work(ended, "q", acks, bourse.WorkOptions{}) },
 		"ack":                func() error { return lent.AckSync(ended) },
+		"pause":              func() error { return b.Pause(ended, "q") },
+		"resume":             func() error { return b.Resume(ended, "q") },
 	} {
 		row(name+" with an ended context", context.Canceled, call)
 	}
@@ -426,6 +428,10 @@ func TestRefusals(t *testing.T) {
 	}, `"no"`)
 	row("get from no queue", bourse.ErrNotFound, func() error { _, err := b.Get(ctx, "no"); return err }, `"no"`)
 	row("purge no queue", bourse.ErrNotFound, func() error { _, err := b.Purge(ctx, "no"); return err }, `"no"`)
+	for _, name := range []string{"no", "", "a\x00b"} {
+		row(fmt.Sprintf("pause %q", name), bourse.ErrNotFound, func() error { return b.Pause(ctx, name) }, fmt.Sprintf("%q", name))
+		row(fmt.Sprintf("resume %q", name), bourse.ErrNotFound, func() error { return b.Resume(ctx, name) }, fmt.Sprintf("%q", name))
+	}
 	row("get from an empty queue", bourse.ErrEmpty, func() error { _, err := b.Get(ctx, "empty"); return err }, `"empty"`).log = 2
 	row("a batch of none", invalid, func() error { _, err := s.NextBatch(ctx, 0); return err }, "limit", "0", `"q"`)
 	row("a batch of less than none", invalid, func() error { _, err := s.NextBatch(ctx, -1); return err }, "limit")
@@ -682,6 +688,8 @@ func TestClosedRefuses(t *testing.T) {
 		"purge":              func() error { _, err := b.Purge(ctx, "q"); return err }(),
 		"get":                func() error { _, err := b.Get(ctx, "q"); return err }(),
 		"subscribe":          func() error { _, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{}); return err }(),
+		"pause":              b.Pause(ctx, "q"),
+		"resume":             b.Resume(ctx, "q"),
 	} {
 		require.ErrorIs(t, err, bourse.ErrClosed, name)
 	}

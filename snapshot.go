@@ -21,7 +21,7 @@ import (
 //	topology  length and bytes, see topology.appendTo; for roleQueue the id, the Queue and its revision
 //	agenda    see agenda.appendTo; not for roleQueue
 //	queues    for each by ascending id:
-//	          nextSeq, counters, turn,
+//	          nextSeq, counters, turn, valve,
 //	          extras    count, then by seq: seq, ttl, start, group
 //	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
@@ -133,6 +133,7 @@ func (q *queue) view() queueView {
 		v.head = wire.AppendUvarint(v.head, *n)
 	}
 	v.head = wire.AppendUvarint(v.head, q.roster.turn)
+	v.head = q.valve.appendTo(v.head)
 	if q.extras != nil {
 		v.extras = q.extras.Clone()
 	}
@@ -343,6 +344,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		*n = r.Uvarint()
 	}
 	q.roster.turn = r.Uvarint()
+	q.decodeValve(r)
 	q.decodeExtras(r)
 	seated := q.decodeGroups(r)
 	q.decodeIDs(r)

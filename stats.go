@@ -64,6 +64,7 @@ type QueueStats struct {
 	Bytes     int64 // of all of them in the log, headers and names included
 	Consumers int
 	Oldest    time.Duration // how long the next message has waited since it arrived; 0 if none is ready
+	Paused    bool          // by Broker.Pause
 	Levels    []LevelStats  // by level, from 0; nil if there is only one
 
 	Enqueued  uint64 // messages that arrived
@@ -134,6 +135,7 @@ func (q *queue) stats(now instant) QueueStats {
 		Name: q.def.Name, Ready: q.ready.n, Unacked: q.ledger.n, Delayed: q.delayedLen(), Dying: q.dyingLen(),
 		Bytes:     q.ready.bytes + q.ledger.bytes + q.delayedBytes + q.dyingBytes,
 		Consumers: q.consumers(),
+		Paused:    q.valve.paused,
 		Levels:    q.levels(now),
 		Enqueued:  q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,

@@ -44,6 +44,7 @@ var pureFiles = []string{
 	"bundle.go",
 	"queue.go",
 	"fairness.go",
+	"valve.go",
 	"retry.go",
 	"dedup.go",
 	"group.go",
