@@ -127,7 +127,7 @@ func TestSemanticsDedupDelete(t *testing.T) {
 	}
 }
 
-// What is remembered survives a restart and a crash, from the log and from a checkpoint, for the rest of the window.
+// What is remembered survives a restart and a crash, for the rest of the window. That snapshots hold it is for the scripts and the models.
 func TestSemanticsDedupSurvives(t *testing.T) {
 	for _, crash := range []bool{false, true} {
 		clock, fs := newHandClock(), new(storage.MemFS)

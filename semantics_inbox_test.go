@@ -88,7 +88,7 @@ func TestSemanticsInboxWindow(t *testing.T) {
 }
 
 // A broker that dies after the work and before Done gives the message again, as new; one that dies after Done does not, and
-// knows it, from the log and from a checkpoint. It is never one without the other.
+// knows it: it is never one without the other. That snapshots hold the inbox is for the scripts and the models.
 func TestSemanticsInboxCrash(t *testing.T) {
 	clock, fs := newHandClock(), new(storage.MemFS)
 	q := bourse.Queue{Name: "q", Inbox: bourse.InboxMemory{Window: time.Hour}}
