@@ -66,7 +66,7 @@ var mistakes = []struct{ name, file, right, wrong string }{
 	{"an edit replaces what was not read", "amend.go", "\tcase c.ref != e.ref:\n", "\tcase c.ref > e.ref:\n"},
 	{"an edited body is kept", "amend.go", "\tout = append(out, effect{kind: effectFree, ref: e.ref})\n", ""},
 	{"a replayed message is in both queues", "amend.go", "\treturn res, q.replayed(e, out)", "\tq.putBack(p, e)\n\treturn res, out"},
-	{"an id is remembered for ever", "dedup.go", "\tif !ok || id.until != 0 && id.until <= q.now {\n", "\tif !ok {\n"},
+	{"an id is remembered for too long", "dedup.go", "\t\tid.until = q.now + instant(q.def.Dedup.Window)\n", "\t\tid.until = q.now + 2*instant(q.def.Dedup.Window)\n"},
 	{"a duplicate is taken", "dedup.go", "\tq.count.Duplicates++\n", "\tq.count.Duplicates++\n\tif a.priority == 0 {\n\t\treturn false, 0, out\n\t}\n"},
 	{"a snapshot forgets ids", "dedup.go", "\t\tx.add(id, limit)\n\t\tlast = id\n", "\t\tlast = id\n"},
 	{"a snapshot omits failures", "snapshot.go", "dst = wire.AppendUvarint(dst, uint64(e.failures))", "dst = wire.AppendUvarint(dst, 0)"},
