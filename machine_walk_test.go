@@ -529,7 +529,10 @@ func (w *walker) update() {
 	def := Queue{Name: fmt.Sprintf("q%d", w.rng.IntN(6))}
 	if have := w.queue(); w.one(2) {
 		def = have.def
-		switch other := (Queue{}); w.rng.IntN(4) {
+		switch other := (Queue{}); w.rng.IntN(5) {
+		case 4:
+			w.settings(&other)
+			def.GroupConcurrency = other.GroupConcurrency
 		case 0:
 			w.settings(&other)
 			def.TTL = other.TTL

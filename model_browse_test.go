@@ -115,7 +115,9 @@ func (r *reference) replay(q *refQueue, limit int) (done bourse.Replayed) {
 		q.count.Replayed++
 		m := *s.m
 		m.Exchange, m.RoutingKey = m.deaths[0].Exchange, m.deaths[0].RoutingKey
+		q.inHand = s.refEntry
 		r.enqueue(&m, []*refQueue{target})
+		q.inHand = nil
 		done.Moved++
 	}
 	return done

@@ -78,7 +78,9 @@ func (r *reference) put(m *refMessage, q *refQueue) {
 	}
 	q.seq++
 	q.count.Enqueued++
-	q.ready = append(q.ready, &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: r.clock.Now()})
+	q.join(m.GroupID)
+	q.ready = append(q.ready, &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: r.clock.Now(),
+		group: m.GroupID})
 	q.remember(m, r.clock.Now())
 }
 

@@ -9,13 +9,7 @@ import (
 // Goal and method as in model_reference_test.go: which message is next.
 
 func (q *refQueue) pop(now time.Time) *refEntry {
-	slices.SortFunc(q.ready, func(a, b *refEntry) int { return cmp.Compare(a.seq, b.seq) })
-	var heads []*refEntry // the first of each level, the next to serve first
-	for _, e := range q.ready {
-		if !slices.ContainsFunc(heads, func(o *refEntry) bool { return o.level == e.level }) {
-			heads = append(heads, e)
-		}
-	}
+	heads := q.heads() // the next of each level, the next to serve first
 	slices.SortStableFunc(heads, func(a, b *refEntry) int { return cmp.Compare(q.risen(b, now), q.risen(a, now)) })
 	e := heads[0]
 	if n := q.Fairness.LowerOneIn; n > 0 && int(q.turn+1)%n == 0 {
@@ -26,6 +20,7 @@ func (q *refQueue) pop(now time.Time) *refEntry {
 			}
 		}
 	}
+	q.served(e)
 	q.ready = slices.DeleteFunc(q.ready, func(o *refEntry) bool { return o == e })
 	return e
 }

@@ -31,9 +31,15 @@ type refQueue struct {
 	attached       []*refConsumer
 	known          []refID // that deduplication remembers
 	done           []refID // that the inbox does
-	seq, turn      uint64
-	paused         bool
-	count          bourse.QueueStats
+
+	groupTurn  uint64            // see model_group_test.go
+	turns      map[string]uint64 // by group: when it was served last, or came
+	looseTurns map[int]uint64    // by level: when a message without a group was
+	inHand     *refEntry         // on the way to another queue
+
+	seq, turn uint64
+	paused    bool
+	count     bourse.QueueStats
 }
 
 // refMessage is what all queues that got a message share.
@@ -56,6 +62,7 @@ type refEntry struct {
 	level                int
 	arrived, readyAt     time.Time
 	deliveries, failures int
+	group                string
 }
 
 type refLoan struct {
@@ -104,6 +111,9 @@ func withDefaults(q bourse.Queue) bourse.Queue {
 	}
 	if q.Retry.Min > 0 && q.Retry.Factor == 0 {
 		q.Retry.Factor = 2
+	}
+	if q.GroupConcurrency == 0 {
+		q.GroupConcurrency = 1
 	}
 	if q.AckDeadline == 0 {
 		q.AckDeadline = 30 * time.Minute
@@ -183,6 +193,8 @@ func (r *reference) update(d bourse.Queue) error {
 	for _, e := range all {
 		e.level = min(e.level, q.Priorities-1)
 	}
+	q.mergeTurns()
+	r.dispatch(q)
 	return nil
 }
 
@@ -367,7 +379,7 @@ func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 }
 
 func (r *reference) dispatch(q *refQueue) {
-	for len(q.ready) > 0 && !q.paused {
+	for len(q.heads()) > 0 && !q.paused {
 		var to *refConsumer
 		for _, c := range q.attached {
 			if c.outstandingLoan >= c.prefetch {
@@ -589,7 +601,7 @@ func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
 	if q.paused {
 		return nil, nil, bourse.ErrHeldBack
 	}
-	if len(q.ready) == 0 {
+	if len(q.heads()) == 0 {
 		return nil, nil, bourse.ErrEmpty
 	}
 	c := q.attached[i]

@@ -126,6 +126,7 @@ func (s *sequence) queue(name string) bourse.Queue {
 		}),
 		AckDeadline: one(s.t, "deadline", []time.Duration{0, 5 * time.Second, time.Minute}),
 	}
+	q.GroupConcurrency = one(s.t, "group concurrency", []int{0, 0, 2, bourse.NoLimit})
 	q.Dedup = one(s.t, "dedup", []bourse.Dedup{
 		{}, {}, {Window: 20 * time.Second}, {Window: time.Minute, OnDuplicate: bourse.ReplaceWaiting, MaxIDs: 2}, {UntilDone: true},
 		{UntilDone: true, OnDuplicate: bourse.ReplaceWaiting}, {UntilDone: true, OnDuplicate: bourse.BumpWaiting, MaxIDs: 3},
@@ -175,6 +176,7 @@ func (s *sequence) message() bourse.Message {
 		Exchange:   one(s.t, "exchange", append([]string{"", "", "", "missing"}, modelExchanges...)),
 		RoutingKey: one(s.t, "key", modelKeys), Mandatory: rapid.Bool().Draw(s.t, "mandatory"),
 		Priority: one(s.t, "priority", []uint8{0, 1, 2, 255}), Body: []byte(strconv.Itoa(s.sent)),
+		GroupID: one(s.t, "group", []string{"", "", "g", "h"}),
 		Headers: one(s.t, "headers", []map[string]any{nil, {"h": 1}, {"h": 1.0, "g": "x"}, {"h": "1"}, {"x-h": 1}}),
 	}
 	if m.RoutingKey == "x.a" && m.Exchange == "" {
@@ -365,16 +367,17 @@ func (s *sequence) get() {
 func (s *sequence) delivered(d *bourse.Delivery, want *refLoan) {
 	type view struct {
 		body, exchange, key, deaths string
+		group                       string
 		priority                    uint8
 		tag                         uint64
 		deliveries, failures        int
 	}
-	have := view{string(d.Body), d.Exchange, d.RoutingKey, "", d.Priority, d.Tag, d.Deliveries, d.Failures}
+	have := view{string(d.Body), d.Exchange, d.RoutingKey, "", d.GroupID, d.Priority, d.Tag, d.Deliveries, d.Failures}
 	for _, x := range d.Deaths {
 		have.deaths += fmt.Sprintf("%s/%s/%d/%d ", x.Queue, x.Reason, x.Count, x.Failures)
 	}
 	m := want.m
-	require.Equal(s.t, view{string(m.Body), m.Exchange, m.RoutingKey, m.history(), m.Priority, want.tag, want.deliveries,
+	require.Equal(s.t, view{string(m.Body), m.Exchange, m.RoutingKey, m.history(), m.GroupID, m.Priority, want.tag, want.deliveries,
 		want.failures}, have)
 	require.True(s.t, want.deadline.Equal(d.Deadline()), "deadline")
 	require.True(s.t, want.arrived.Equal(d.EnqueuedAt), "arrival")

@@ -109,10 +109,6 @@ func (r *replay) all(ctx context.Context, from string) error {
 		case !r.wanted(m):
 			continue
 		}
-		if len(m.Deaths) == 0 {
-			r.done.Skipped++
-			continue
-		}
 		// While the limit could be reached by what is on its way, its outcome is waited for.
 		for len(r.waiting) > 0 && (len(r.waiting) == replayWindow || r.opts.Limit > 0 && r.done.Moved+len(r.waiting) >= r.opts.Limit) {
 			if err := r.settle(ctx); err != nil {
@@ -121,6 +117,10 @@ func (r *replay) all(ctx context.Context, from string) error {
 		}
 		if r.full() {
 			return nil
+		}
+		if len(m.Deaths) == 0 {
+			r.done.Skipped++
+			continue
 		}
 		if err := r.pace(ctx); err != nil {
 			return err
