@@ -57,7 +57,7 @@ var mistakes = []struct{ name, file, right, wrong string }{
 	{"a body is freed while its message is dead", "queue.go", "\tq.dyingBytes += int64(e.size)\n\treturn append(out, q.forwardEffect(d))", "\tq.dyingBytes += int64(e.size)\n\treturn append(out, q.forwardEffect(d), effect{kind: effectFree, ref: e.ref})"},
 	{"purged bodies are kept", "queue.go", "\t\tq.delayedBytes -= int64(d.size)\n\t\tout = q.gone(d.entry, out)", "\t\tq.delayedBytes -= int64(d.size)\n\t\tq.gone(d.entry, nil)"},
 	{"a purge takes what is on loan", "queue.go", "\tn := uint64(0)\n\tfor q.ready.n > 0 {", "\tn := uint64(0)\n\tfor q.ledger.n > 0 {\n\t\tout = q.gone(q.ledger.end(q.ledger.oldest), out)\n\t\tn++\n\t}\n\tfor q.ready.n > 0 {"},
-	{"a message for several queues is in the first", "machine.go", "\t\tres.kept++\n\t\tout = m.touch(q, out)\n", "\t\tres.kept++\n\t\tout = m.touch(q, out)\n\t\tbreak\n"},
+	{"a message for several queues is in the first", "machine.go", "\t\tres.kept += kept\n\t\tout = m.touch(q, out)\n", "\t\tres.kept += kept\n\t\tout = m.touch(q, out)\n\t\tbreak\n"},
 	{"a session does not end for its last consumer", "machine.go", "\t\tfor len(q.roster.all) > 0 {\n", "\t\tfor len(q.roster.all) > 1 {\n"},
 	{"a consumer of an old session attaches", "machine.go", "case c.consumer.session() != m.session:", "case c.consumer.session() > m.session:"},
 	{"only ready messages keep a queue from being deleted", "machine.go", "only&onlyEmpty != 0 && q.size() > 0", "only&onlyEmpty != 0 && q.ready.n > 0"},
