@@ -163,7 +163,11 @@ func (m *machine) fire(ref Ref, size int, r *wire.Reader, out []effect) (applied
 	}
 	var res applied
 	if c.outcome == outcomeHere {
-		res, out = m.enqueue(ref, size, r, out)
+		var refused []refusal
+		if refused, out = m.refusing(nil, dying{}, uint32(size), *r, out); len(refused) > 0 {
+			return applied{answer: refusedAnswer(0, refused)}, out
+		}
+		res, out = m.enqueue(ref, size, r, arrivesDecided, out)
 		if res.answer.Code != answerOK {
 			return res, out
 		}

@@ -91,6 +91,8 @@ func (m *machine) amend(ref Ref, size int, r *wire.Reader, out []effect) (res ap
 		q.move(p, min(c.priority, uint8(q.def.Priorities-1)))
 	case c.ref != e.ref:
 		res.answer.Code = answerStale
+	case c.what == amendEdit && !q.fitsEdited(e, uint32(size)):
+		res.answer = refusedAnswer(0, []refusal{{queue: c.queue, why: refusedFull, size: uint32(size)}})
 	case c.what == amendEdit:
 		res.kept = 1
 		out = q.edit(p, ref, 0, uint32(size), out)
@@ -104,7 +106,7 @@ func (m *machine) amend(ref Ref, size int, r *wire.Reader, out []effect) (res ap
 func (m *machine) replay(q *queue, p place, ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
 	// It leaves q first: q may be the target, where it must not be lent.
 	e := q.takeOut(p)
-	res, out := m.enqueue(ref, size, r, out)
+	res, out := m.enqueue(ref, size, r, arrivesAgain, out)
 	if res.kept == 0 {
 		q.putBack(p, e)
 		return res, out

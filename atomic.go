@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // Limits of a PublishAtomic and of an AckAndPublish. To read one of the messages the log reads all, as one record.
@@ -18,7 +20,8 @@ const _ = uint(maxParts - MaxAtomicMessages) // what entry.part can number
 // PublishAtomic publishes all of ms or none, in one commit: they are durable together, are visible to consumers together, and
 // after any crash all are there or none is. Within each queue they are in the order of ms. Where PublishBatch has an outcome for
 // each message, this has one for all. An *AtomicError says which message was refused, and matches why: an *InvalidError,
-// ErrUnroutable, ErrNoExchange. Other refusals are of all together: an *InvalidError if they exceed MaxAtomicMessages or MaxAtomicBytes;
+// ErrUnroutable, ErrNoExchange, or ErrQueueFull, also where Queue.Overflow is Block, since a bundle does not wait. Other refusals
+// are of all together: an *InvalidError if they exceed MaxAtomicMessages or MaxAtomicBytes;
 // ErrNotAtomic if their queues are in several logs: with an engine that gives each its own, or if some are transient; and those of
 // Publish. A message that is
 // not mandatory and not routed is dropped and counted, as by Publish. ErrUnknownOutcome says that all may be stored, or none:
@@ -91,11 +94,12 @@ func (b *Broker) publishAtomic(ctx context.Context, ms []Message, ack *settlemen
 
 // atomically is a bundle on its way into a log.
 type atomically struct {
-	b     *Broker
-	ack   *settlement // nil: none
-	pubs  []publication
-	parts [][]byte // encoded, of those that are routed
-	shard *shard   // of all queues; nil: none is needed
+	b      *Broker
+	ack    *settlement // nil: none
+	pubs   []publication
+	parts  [][]byte // encoded, of those that are routed
+	places []int    // of parts, in pubs
+	shard  *shard   // of all queues; nil: none is needed
 }
 
 // check checks ms one by one and together, and returns the bytes of their bodies.
@@ -143,7 +147,7 @@ func (a *atomically) complete() {
 // try routes the messages and proposes the bundle. again: queues were deleted between both, so that it must be routed anew.
 func (a *atomically) try(ctx context.Context) (again bool, err error) {
 	var loan *settle
-	if a.shard, a.parts = nil, a.parts[:0]; a.ack != nil {
+	if a.shard, a.parts, a.places = nil, a.parts[:0], a.places[:0]; a.ack != nil {
 		a.shard = a.ack.sub.shard
 		loan = &settle{queue: a.ack.sub.queue.id, consumer: a.ack.sub.id, tag: a.ack.tag, slot: a.ack.slot}
 	}
@@ -155,7 +159,7 @@ func (a *atomically) try(ctx context.Context) (again bool, err error) {
 			return false, refusedBy(i, p, err)
 		}
 		if part != nil {
-			a.parts = append(a.parts, part)
+			a.parts, a.places = append(a.parts, part), append(a.places, i)
 			total += int64(len(part))
 		}
 	}
@@ -173,12 +177,23 @@ func (a *atomically) try(ctx context.Context) (again bool, err error) {
 		return false, err
 	case answer.Code == answerTargetGone:
 		return true, nil
+	case answer.Code == answerFull:
+		return false, a.refused(answer)
 	case answer.Code == answerStale:
 		return false, ErrStaleDelivery
 	case answer.Code == answerGone:
 		return false, ErrQueueGone
 	}
 	return false, nil
+}
+
+// refused is the refusal of a queue that has no room.
+func (a *atomically) refused(answer Answer) error {
+	_, refused, err := decodeRefused(answer.Data)
+	invariant.Check(err == nil && len(refused) == 1, "who refused a bundle: %v", err)
+	i := a.places[refused[0].turn]
+	p := &a.pubs[i]
+	return refusedBy(i, p, &RejectedError{Refusals: []Refusal{p.refusal(refused[0])}})
 }
 
 // encode routes a message and encodes it, with its targets; nil if it goes nowhere and need not.

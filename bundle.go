@@ -108,13 +108,22 @@ func (m *machine) each(p *packed, yield func(*queue)) {
 	}
 }
 
-// bundle carries out all of a bundle or nothing: the loan must be there, and of each message at least one queue. What it brings is
-// visible, and lent, only when all of it is there.
+// newcomers are the messages of a bundle in a queue: how many stood there before, and the seq of the first.
+type newcomers struct {
+	behind int64
+	first  uint64
+}
+
+// bundle carries out all of a bundle or nothing: the loan must be there, of each message at least one queue, and room in all of
+// them. What it brings is visible, and lent, only when all of it is there.
 func (m *machine) bundle(ref Ref, x *bundle, out []effect) (res applied, _ []effect) {
 	var touched []*queue
+	var before []newcomers
 	touch := func(q *queue) {
 		if !slices.Contains(touched, q) {
 			touched = append(touched, q)
+			messages, _ := q.length()
+			before = append(before, newcomers{messages, q.nextSeq})
 		}
 	}
 	if x.ack {
@@ -136,6 +145,10 @@ func (m *machine) bundle(ref Ref, x *bundle, out []effect) (res applied, _ []eff
 			return res, out
 		}
 	}
+	var refused []refusal
+	if refused, out = m.bundleRefused(x, out); len(refused) > 0 {
+		return applied{answer: refusedAnswer(0, refused)}, out
+	}
 	if x.ack {
 		q := m.at(x.loan.queue)
 		_, out = q.settle(x.loan, out)
@@ -145,14 +158,17 @@ func (m *machine) bundle(ref Ref, x *bundle, out []effect) (res applied, _ []eff
 		p := &x.parts[i]
 		p.part = uint8(i + 1)
 		m.each(p, func(q *queue) {
+			touch(q)
 			var kept int
 			kept, out = q.accept(ref, p.size, p.attributes, p.rest, out)
 			res.kept += kept
-			touch(q)
 		})
 	}
-	for _, q := range touched {
+	for i, q := range touched {
 		out = m.touch(q, out)
+		if q.def.evicts() {
+			out = q.evict(before[i].behind, before[i].first, out)
+		}
 	}
 	return res, out
 }

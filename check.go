@@ -167,10 +167,15 @@ func (q *queue) check(updated bool) {
 	seen := make(map[uint64]bool, q.size())
 	extras := 0
 	alive := make(map[uint64]bool)
+	fresh, freshBytes := int64(0), int64(0)
 	once := func(e entry, dead bool) {
 		alive[e.seq] = !dead
 		if e.extra {
 			extras++
+		}
+		if e.deliveries == 0 && !dead {
+			fresh++
+			freshBytes += int64(e.size)
 		}
 		invariant.Check(!seen[e.seq], "queue 1: message %d is in two accounts", e.seq)
 		seen[e.seq] = true
@@ -196,6 +201,7 @@ func (q *queue) check(updated bool) {
 	q.checkExpiry(seen, extras)
 	q.checkIDs(alive)
 	q.checkGroups(updated)
+	q.checkLimits(fresh, freshBytes, updated)
 }
 
 func (r *readySet) check(once func(entry, bool)) {

@@ -37,6 +37,7 @@ const (
 	cmdBundle    commandKind = 17 // several messages, and perhaps the ack of a loan
 	cmdFire      commandKind = 18 // what a schedule does that is due
 	cmdPause     commandKind = 19 // stop or start the deliveries of a queue
+	cmdEnter     commandKind = 20 // a message that was told to wait for room, to one queue
 )
 
 const commandHeader = 1 + 8
@@ -260,6 +261,11 @@ func appendMove(dst []byte, at instant, source queueID, seq uint64) []byte {
 	return wire.AppendUvarint(dst, seq)
 }
 
+// enter: turn, whether it is the first of those that are proposed together, then as enqueue, to one queue.
+func appendEnter(dst []byte, at instant, turn uint64, first bool) []byte {
+	return wire.AppendBool(wire.AppendUvarint(appendHeader(dst, cmdEnter, at), turn), first)
+}
+
 func appendForwarded(dst []byte, at instant, source queueID, seq uint64) []byte {
 	dst = appendHeader(dst, cmdForwarded, at)
 	dst = wire.AppendUvarint(dst, uint64(source))
@@ -282,6 +288,7 @@ const (
 	answerNotWaiting        // the message is on loan or dying
 	answerTargetGone        // no queue of a message in a bundle exists any more
 	answerHeld              // the queue hands out nothing now
+	answerFull              // not all queues took it; Data says which, see refusedAnswer
 	answerNumber     uint64 = 1 << 32
 )
 

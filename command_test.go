@@ -112,24 +112,50 @@ func TestCommandRoundTrip(t *testing.T) {
 		require.Equal(t, f, decodeFire(&r))
 		require.NoError(t, r.Done())
 
+		r = header(t, appendEnter(nil, at, tag, flag), cmdEnter, at)
+		require.Equal(t, tag, r.Uvarint())
+		require.Equal(t, flag, r.Bool())
+		require.NoError(t, r.Done())
+
+		refused := []refusal{{queue, refusedReasonOf(flag), uint32(tag), tag}, {queue + 1, refusedFull, 0, 0}}
+		answer := refusedAnswer(3, refused)
+		require.Equal(t, answerFull, answer.Code)
+		kept, got, err := decodeRefused(answer.Data)
+		require.NoError(t, err)
+		require.Equal(t, 3, kept)
+		require.Equal(t, refused, got)
+		cut, more := answer.Data[:len(answer.Data)-1], append(answer.Data, 0)
+		for _, bad := range [][]byte{nil, {0}, {0, 1, 1, 0, 0, 0}, {0, 1, 1, 4, 0, 0}, cut, more} {
+			_, _, err := decodeRefused(bad)
+			require.ErrorIs(t, err, wire.ErrMalformed)
+		}
+
 		r = header(t, appendTick(nil, at), cmdTick, at)
 		require.NoError(t, r.Done())
 	})
 }
 
+func refusedReasonOf(flag bool) refusalReason {
+	if flag {
+		return refusedWaits
+	}
+	return refusedLarge
+}
+
 // The numbers of kinds and answers are part of the format.
 func TestCommandNumbers(t *testing.T) {
-	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}, []commandKind{
+	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}, []commandKind{
 		cmdEnqueue, cmdAttach, cmdDetach, cmdSettle, cmdAckUpTo, cmdTake, cmdTick, cmdOpen, cmdDeclare, cmdRemove, cmdMove,
-		cmdForwarded, cmdPurge, cmdAmend, cmdUpdate, cmdRedefine, cmdBundle, cmdFire,
+		cmdForwarded, cmdPurge, cmdAmend, cmdUpdate, cmdRedefine, cmdBundle, cmdFire, cmdPause, cmdEnter,
 	})
 	require.Equal(t, []verdict{0, 1, 2, 3, 4, 5}, []verdict{
 		verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend, verdictDone,
 	})
-	require.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 6, 7, 1 << 32}, []uint64{
-		answerOK, answerGone, answerStale, answerEmpty, answerError, answerTooMany, answerAbsent, answerNotWaiting, answerNumber,
+	require.Equal(t, []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1 << 32}, []uint64{
+		answerOK, answerGone, answerStale, answerEmpty, answerError, answerTooMany, answerAbsent, answerNotWaiting, answerTargetGone,
+		answerHeld, answerFull, answerNumber,
 	})
-	require.Equal(t, []deathReason{1, 2}, []deathReason{deadRejected, deadLimit})
+	require.Equal(t, []deathReason{1, 2, 3, 4}, []deathReason{deadRejected, deadLimit, deadExpired, deadLength})
 	require.Equal(t, []amendment{1, 2, 3, 4, 5, 6}, []amendment{
 		amendCancel, amendPromote, amendPriority, amendReplayed, amendEdit, amendReplay,
 	})

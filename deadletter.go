@@ -13,6 +13,7 @@ const (
 	ReasonRejected      = "rejected"       // a consumer rejected it
 	ReasonDeliveryLimit = "delivery_limit" // it failed once more than Queue.MaxRetries
 	ReasonExpired       = "expired"        // it waited longer than its TTL, or that of the queue
+	ReasonMaxLength     = "maxlen"         // it had to go at a limit of its queue, see DropHead
 	ReasonCycle         = "cycle"          // parked: dead-lettering would go round for ever
 	ReasonUnroutable    = "unroutable"     // parked: the dead-letter exchange led nowhere
 )

@@ -123,6 +123,14 @@ type Queue struct {
 	// BumpOnRedelivery raises a message by one level, up to the highest, with each failure that it survives. It then waits
 	// at its place by arrival there. Message.Priority, which a dead-letter queue goes by, stays as it was.
 	BumpOnRedelivery bool
+	// MaxMessages bounds how many messages wait here: those that are ready, delayed, or dead and not in their dead-letter
+	// queues yet. What consumers hold does not count, and may come back above the limit. Default: no limit.
+	MaxMessages int64
+	// MaxBytes bounds the same messages by what they take in the log: body, headers and names, and some fifty bytes for each. A
+	// message that is larger alone is refused; a duplicate may replace a smaller one, see Dedup. Default: no limit.
+	MaxBytes int64
+	// Overflow says what happens to a publish for which there is no room. Default RejectPublish.
+	Overflow Overflow
 	// MaxRetries is how many failures a message survives: one more is death. Default
 	// DefaultRetries; NoRetry and NoLimit are special.
 	MaxRetries int
@@ -266,6 +274,9 @@ func (d Queue) validateSettings() *InvalidError {
 		return err
 	}
 	if err := d.Inbox.validate(); err != nil {
+		return err
+	}
+	if err := d.validateLimits(); err != nil {
 		return err
 	}
 	return validateKey("Queue.DeadLetter.RoutingKey", d.DeadLetter.RoutingKey)
@@ -431,6 +442,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("Fairness.LowerOneIn", strconv.Itoa(have.Fairness.LowerOneIn), strconv.Itoa(d.Fairness.LowerOneIn))
 	f.add("Fairness.Aging", have.Fairness.Aging.String(), d.Fairness.Aging.String())
 	f.add("BumpOnRedelivery", strconv.FormatBool(have.BumpOnRedelivery), strconv.FormatBool(d.BumpOnRedelivery))
+	d.compareLimits(have, &f)
 	f.add("MaxRetries", retriesText(have.MaxRetries), retriesText(d.MaxRetries))
 	d.Retry.compare(have.Retry, &f)
 	f.add("TTL", have.TTL.String(), d.TTL.String())
@@ -537,6 +549,8 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.Name)
 	dst = wire.AppendVarint(dst, int64(d.Priorities))
 	dst = wire.AppendBool(d.Fairness.appendTo(dst), d.BumpOnRedelivery)
+	dst = wire.AppendVarint(dst, d.MaxMessages)
+	dst = append(wire.AppendVarint(dst, d.MaxBytes), byte(d.Overflow))
 	dst = wire.AppendVarint(dst, int64(d.MaxRetries))
 	dst = d.Retry.appendTo(dst)
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
@@ -555,6 +569,9 @@ func decodeQueue(r *wire.Reader) Queue {
 		Priorities:       decodeInt(r),
 		Fairness:         decodeFairness(r),
 		BumpOnRedelivery: r.Bool(),
+		MaxMessages:      r.Varint(),
+		MaxBytes:         r.Varint(),
+		Overflow:         Overflow(r.Byte()),
 		MaxRetries:       decodeInt(r),
 		Retry:            decodeBackoff(r),
 		AckDeadline:      time.Duration(r.Varint()),

@@ -248,6 +248,9 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	require.EqualError(t, err, `queue "q" exists with other settings: DeadLetter.Discard is false, declared true`)
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, Retry: Backoff{Pauses: []time.Duration{1, time.Second}}}})
 	require.EqualError(t, err, `queue "q" exists with other settings: Retry.Pauses is [], declared [1ns 1s]`)
+	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, MaxMessages: 7, MaxBytes: 8, Overflow: Block}})
+	require.EqualError(t, err, `queue "q" exists with other settings: MaxMessages is 0, declared 7, MaxBytes is 0, declared 8, `+
+		`Overflow is RejectPublish, declared Block`)
 	_, _, err = top.declare([]Declaration{Exchange{Name: "e"}})
 	require.EqualError(t, err, `exchange "e" exists with other settings: Kind is topic, declared direct, Alternate is "f", declared ""`)
 }
@@ -261,12 +264,13 @@ func TestDeclarationsMalformed(t *testing.T) {
 		"a count past the end":     {1, 200, 1, kindExchange, 0, 0, 0},
 		"priorities of 33 bits":    append(append([]byte{}, head...), wire.AppendVarint(nil, 1<<32)...),
 		"headers do not decode":    {1, 1, kindBinding, 1, 'e', 1, 'q', 0, 0, 1, 99, 0},
-		"a factor above the limit": append(append([]byte{}, head...), 2, 0, 0, 0, 0, 2, 2, 0xe9, 7, 0),
-		"a jitter above one":       append(append([]byte{}, head...), 2, 0, 0, 0, 0, 2, 2, 0, 101, 0),
+		"a factor above the limit": append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0xe9, 7, 0),
+		"a jitter above one":       append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 2, 2, 0, 101, 0),
 		"a bump that is no truth":  append(append([]byte{}, head...), 2, 0, 0, 2),
-		"too many pauses":          append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 0, MaxPauses+1), make([]byte, 99)...),
-		"discard is not a truth":   append(append([]byte{}, good[:len(good)-7]...), 2),
-		"until done is no truth":   append(append([]byte{}, good[:len(good)-5]...), 2),
+		"too many pauses": append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, MaxPauses+1),
+			make([]byte, 99)...),
+		"discard is not a truth": append(append([]byte{}, good[:len(good)-7]...), 2),
+		"until done is no truth": append(append([]byte{}, good[:len(good)-5]...), 2),
 	}
 	for name, b := range rows {
 		r := wire.NewReader(append(b, make([]byte, 16)...))

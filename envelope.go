@@ -169,7 +169,7 @@ func decodeEnvelope(r *wire.Reader) (m envelope) {
 	return m
 }
 
-// envelopeOf finds the message in a command that holds one: an enqueue, a move, an edit, a replay or a fire.
+// envelopeOf finds the message in a command that holds one: an enqueue, an enter, a move, an edit, a replay or a fire.
 func envelopeOf(cmd []byte) (envelope, error) {
 	r := wire.NewReader(cmd)
 	kind := commandKind(r.Byte())
@@ -188,6 +188,9 @@ func envelopeOf(cmd []byte) (envelope, error) {
 		if decodeFire(&r).outcome != outcomeHere {
 			r.Fail()
 		}
+	case cmdEnter:
+		r.Uvarint()
+		r.Bool()
 	case cmdEnqueue:
 	default:
 		r.Fail()

@@ -34,6 +34,9 @@ var (
 	ErrEmpty = errors.New("queue is empty")
 	// ErrHeldBack: Get from a queue that hands out nothing now, since it is paused.
 	ErrHeldBack = errors.New("queue holds its messages back")
+	// ErrQueueFull: a queue has no room, see Queue.Overflow; the error is a *RejectedError that names the queue. Nothing of
+	// the message is in it.
+	ErrQueueFull = errors.New("queue full")
 	// ErrQueueGone: the queue was deleted, and with it the message or the subscription.
 	ErrQueueGone = errors.New("queue gone")
 	// ErrUnknownDelivery: the delivery has been settled already, or was never made on
@@ -127,6 +130,44 @@ func (e *AtomicError) Error() string {
 
 // Unwrap returns why the message was refused.
 func (e *AtomicError) Unwrap() error { return e.Err }
+
+// RejectedError names the queues that did not take a message. Those that it was routed to as well and that are not named
+// hold it, so to publish it again brings them a second one. It matches the errors of its refusals, which is ErrQueueFull most
+// of the time.
+type RejectedError struct {
+	Refusals []Refusal // by name
+	Stored   int       // queues that hold the message durably
+}
+
+// Refusal is why a queue did not take a message: ErrQueueFull, joined by the error of the context if the publish waited for
+// room until that ended; or an *InvalidError, if the message is larger than Queue.MaxBytes.
+type Refusal struct {
+	Queue string
+	Err   error
+}
+
+func (e *RejectedError) Error() string {
+	var b strings.Builder
+	for i, r := range e.Refusals {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		fmt.Fprintf(&b, "queue %q: %v", r.Queue, r.Err)
+	}
+	if e.Stored > 0 {
+		fmt.Fprintf(&b, "; stored in %d others", e.Stored)
+	}
+	return b.String()
+}
+
+// Unwrap returns the errors of the refusals.
+func (e *RejectedError) Unwrap() []error {
+	errs := make([]error, len(e.Refusals))
+	for i, r := range e.Refusals {
+		errs[i] = r.Err
+	}
+	return errs
+}
 
 // BatchError holds the outcome of each message of a PublishBatch of which at least one
 // was not stored: Errs[i] belongs to message i and is nil if it is stored durably.

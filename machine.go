@@ -96,7 +96,7 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 	var res applied
 	switch kind {
 	case cmdEnqueue:
-		res, out = m.enqueue(ref, len(cmd), &r, out)
+		res, out = m.enqueue(ref, len(cmd), &r, arrivesNew, out)
 	case cmdSettle:
 		c := decodeSettle(&r)
 		mustDecode(kind, r.Done())
@@ -152,6 +152,8 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		res.answer, out = m.remove(only, ds, out)
 	case cmdMove:
 		res, out = m.move(ref, len(cmd), &r, out)
+	case cmdEnter:
+		res, out = m.enter(ref, len(cmd), &r, out)
 	case cmdForwarded:
 		id, seq := queueID(r.Uvarint()), r.Uvarint()
 		mustDecode(kind, r.Done())
@@ -280,7 +282,8 @@ func (m *machine) tick(out []effect) []effect {
 	return m.agenda.ask(m.now, out)
 }
 
-func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
+// enqueue brings a message to the queues that the command names.
+func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, how arrival, out []effect) (applied, []effect) {
 	// The ids come first and the attributes behind them, so the ids are read twice.
 	ids := *r
 	n := r.Count(1)
@@ -289,11 +292,26 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (appl
 	}
 	a := decodeAttributes(r)
 	mustDecode(cmdEnqueue, r.Err())
+	if how == arrivesNew && a.flags&flagDeaths != 0 {
+		how = arrivesAgain
+	}
 	var res applied
 	taken := 0 // by queues that have it, or had it before
+	var refused []refusal
 	for range ids.Count(1) {
 		q := m.at(queueID(ids.Uvarint()))
 		if q == nil {
+			continue
+		}
+		if q.def.limited() {
+			var no refusal
+			var kept int
+			if kept, no, out = m.acceptLimited(q, ref, uint32(size), a, *r, how, out); no.why != 0 {
+				refused = append(refused, no)
+				continue
+			}
+			taken++
+			res.kept += kept
 			continue
 		}
 		taken++
@@ -302,22 +320,31 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, out []effect) (appl
 		res.kept += kept
 		out = m.touch(q, out)
 	}
-	res.answer.Code = answerOK
-	if taken == 0 {
+	switch {
+	case len(refused) > 0:
+		res.answer = refusedAnswer(taken, refused)
+	case taken > 0:
+		res.answer.Code = answerOK
+	default:
 		res.answer.Code = answerGone
 	}
 	return res, out
 }
 
 // move is an enqueue that also takes the message out of the queue where it died, in one step. If it
-// is not dying there any more, an earlier move has done it and this one does nothing.
+// is not dying there any more, an earlier move has done it and this one does nothing. If a target has no room it stays.
 func (m *machine) move(ref Ref, size int, r *wire.Reader, out []effect) (applied, []effect) {
 	source, seq := m.at(queueID(r.Uvarint())), r.Uvarint()
 	mustDecode(cmdMove, r.Err())
-	if source == nil || !source.isDying(seq) {
+	d, dies := source.dyingMessage(seq)
+	if !dies {
 		return applied{answer: Answer{Code: answerStale}}, out
 	}
-	res, out := m.enqueue(ref, size, r, out)
+	var refused []refusal
+	if refused, out = m.refusing(source, d, uint32(size), *r, out); len(refused) > 0 {
+		return applied{answer: refusedAnswer(0, refused)}, out
+	}
+	res, out := m.enqueue(ref, size, r, arrivesDecided, out)
 	if res.kept > 0 {
 		_, out = source.moved(seq, out)
 	}

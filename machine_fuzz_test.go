@@ -57,8 +57,11 @@ func (p *interpreter) loan() settle {
 
 func (p *interpreter) declaration() Queue {
 	b := p.byte()
+	limited := p.byte() // half of the queues have a limit
 	def := Queue{
-		Name: fmt.Sprintf("q%d", b%3), Priorities: []int{1, 2, 100, 256}[b/3%4], MaxRetries: []int{0, 1, NoRetry, NoLimit}[b/12%4],
+		MaxMessages: int64(limited % 2 * (1 + limited/32)), MaxBytes: int64(limited % 2 * (limited & 64) * 4),
+		Overflow: []Overflow{RejectPublish, DropHead, Block}[limited%2*(limited/2%3)],
+		Name:     fmt.Sprintf("q%d", b%3), Priorities: []int{1, 2, 100, 256}[b/3%4], MaxRetries: []int{0, 1, NoRetry, NoLimit}[b/12%4],
 		Retry:       []Backoff{{}, {Min: time.Second, Max: 4 * time.Second, Factor: 1.5, Jitter: 0.5}}[b/48%2],
 		AckDeadline: []time.Duration{time.Second, time.Minute}[b/96%2], DeadLetter: DeadLetter{Discard: b >= 192},
 		Dedup: []Dedup{
@@ -85,7 +88,7 @@ func (p *interpreter) command() []byte {
 	if kind >= 240 {
 		p.now -= instant(time.Second) // a clock that lags
 	}
-	switch kind % 24 {
+	switch kind % 25 {
 	case 0, 1, 2, 3:
 		cmd := appendTargets(appendHeader(nil, cmdEnqueue, p.now), []queueID{p.queue()})
 		return appendMessage(cmd, p.message(), messageID{}, nil)
@@ -133,6 +136,9 @@ func (p *interpreter) command() []byte {
 		return appendDeclare(nil, p.now, topologyLimits{schedules: 2}, []Declaration{d})
 	case 23:
 		return p.fire()
+	case 24:
+		cmd := appendTargets(appendEnter(nil, p.now, uint64(p.byte()%4), p.byte()%2 == 0), []queueID{p.queue()})
+		return appendMessage(cmd, &Message{}, messageID{}, nil)
 	}
 	source, seq := p.queue(), uint64(p.byte())
 	if len(p.dying) > 0 {
@@ -223,6 +229,9 @@ func (p *interpreter) run(t require.TestingT) (log [][]byte) {
 	apply(appendOpen(nil, p.now, false))
 	for i := range 2 {
 		q := Queue{Name: fmt.Sprintf("q%d", i), AckDeadline: time.Second, Priorities: 3}
+		if i > 0 {
+			q.MaxMessages, q.Overflow = 4, Block
+		}
 		apply(appendDeclare(nil, p.now, topologyLimits{}, []Declaration{q}))
 	}
 	for len(p.in) > 0 && len(log) < fuzzLimit {

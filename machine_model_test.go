@@ -48,6 +48,8 @@ func TestMachineModel(t *testing.T) {
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
 			"duplicates": total.duplicates,
+			"full":       total.refusals[refusedFull], "too large": total.refusals[refusedLarge],
+			"waits": total.refusals[refusedWaits], "entered": total.entered, "evicted": total.evicted,
 		} {
 			if n < 100 {
 				t.Errorf("the walk is too tame: only %d %s", n, name)
@@ -62,8 +64,10 @@ type walkCount struct {
 	delivered, deaths, moves, deadlines, stale, deletes, takes int
 	sessions, delays, expired, duplicates, updates, held       int
 	bundles, bundleAcks, bundlesRefused                        int
+	evicted, entered                                           int
 	amended                                                    [amendReplay + 1]int
 	fires                                                      int
+	refusals                                                   [refusedWaits + 1]int
 }
 
 func (c *walkCount) add(o walkCount) {
@@ -91,6 +95,11 @@ func (c *walkCount) add(o walkCount) {
 	c.bundles += o.bundles
 	c.bundleAcks += o.bundleAcks
 	c.bundlesRefused += o.bundlesRefused
+	c.evicted += o.evicted
+	c.entered += o.entered
+	for i, n := range o.refusals {
+		c.refusals[i] += n
+	}
 }
 
 // walker takes one machine and one model through a walk.
@@ -198,6 +207,7 @@ func (w *walker) account(e *effect) {
 func (r *report) emptied() report {
 	return report{
 		delivered: r.delivered[:0], withdrawn: r.withdrawn[:0], gone: r.gone[:0], forward: r.forward[:0], freed: r.freed[:0],
+		refused: r.refused[:0],
 	}
 }
 
@@ -233,6 +243,7 @@ func (w *walker) agree(got, want uint64) {
 	w.t.Helper()
 	w.same("answer", got, want)
 	w.lists()
+	w.refused()
 	for i := range w.out {
 		if e := &w.out[i]; e.kind == effectDeliver {
 			w.learn(e)
@@ -242,6 +253,11 @@ func (w *walker) agree(got, want uint64) {
 	w.count.deadlines += len(w.got.withdrawn)
 	w.count.deaths += len(w.got.forward)
 	w.count.expired += w.want.expired
+	for i := range w.want.forward {
+		if w.want.forward[i].reason == ReasonMaxLength {
+			w.count.evicted++
+		}
+	}
 	if w.deep && !w.one(100) {
 		return
 	}
@@ -299,6 +315,23 @@ func (w *walker) learn(e *effect) {
 	}
 }
 
+// refused compares what an answer says of the queues that did not take a message.
+func (w *walker) refused() {
+	w.t.Helper()
+	last := w.log[len(w.log)-1]
+	if last.answer.Code != answerFull {
+		w.same("refused", len(w.want.refused), 0)
+		return
+	}
+	kept, refused, err := decodeRefused(last.answer.Data)
+	if err != nil || kept != w.want.stored || !slices.Equal(refused, w.want.refused) {
+		w.t.Fatalf("refused %+v, kept %d, %v; want %+v, kept %d", refused, kept, err, w.want.refused, w.want.stored)
+	}
+	for _, no := range refused {
+		w.count.refusals[no.why]++
+	}
+}
+
 func (w *walker) same(what string, got, want any) {
 	w.t.Helper()
 	if got != want {
@@ -331,6 +364,11 @@ func (w *walker) stateOf(q *queue, p *plainQueue) {
 	}
 	count := q.count
 	count.bytesIn, count.bytesGone = 0, 0
+	over := p.given
+	if len(p.waiting) > 0 {
+		over = p.waiting[0]
+	}
+	w.same("turns", q.turns, turns{p.given, over, p.stalled})
 	if count != p.count {
 		w.t.Fatalf("queue %q counted %+v, want %+v", p.def.Name, count, p.count)
 	}

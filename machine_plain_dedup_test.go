@@ -13,6 +13,12 @@ type plainID struct {
 	until instant // 0: until its message is done
 }
 
+// remembers reports whether an id is known.
+func (q *plainQueue) remembers(id string) bool {
+	q.forget()
+	return slices.ContainsFunc(q.known, func(k plainID) bool { return k.id == id })
+}
+
 // repeats reports whether msg is a duplicate, and takes its body where the duplicate replaces what waits.
 func (q *plainQueue) repeats(ref Ref, size uint32, msg Message, r *report) (again, replaced bool) {
 	q.forget()

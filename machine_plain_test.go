@@ -38,6 +38,10 @@ type plainQueue struct {
 	groupTurn uint64            // turns taken since there are groups
 	turns     map[string]uint64 // of each group that has a message ready, lent, or resting after a loan
 	loose     map[int]uint64    // by level: when one without a group was last lent
+
+	waiting []uint64 // turns of publishes that were told to wait, and did not come in yet
+	given   uint64   // of those turns
+	stalled bool
 }
 
 type plainState int
@@ -91,6 +95,8 @@ type report struct {
 	forward   []plainDeath
 	freed     []Ref
 	expired   int // of forward and freed; not compared, the counters are
+	refused   []refusal
+	stored    int // queues that have the message, or had it; not compared if all have
 	topology  bool
 	fires     []plainFire
 }
@@ -369,7 +375,8 @@ func (q *plainQueue) rest(m *plainMessage, pause time.Duration) {
 func (q *plainQueue) die(m *plainMessage, reason, note string, r *report) {
 	q.count.Dead++
 	m.holder = nil
-	if q.def.DeadLetter.Discard || reason == ReasonExpired && q.def.DeadLetter.Exchange == "" {
+	waited := reason == ReasonExpired || reason == ReasonMaxLength
+	if q.def.DeadLetter.Discard || waited && q.def.DeadLetter.Exchange == "" {
 		q.count.Discarded++
 		q.remove(m, r)
 		return
@@ -390,40 +397,6 @@ func (q *plainQueue) remove(m *plainMessage, r *report) {
 	q.messages = slices.Delete(q.messages, i, i+1)
 	q.endGroups()
 	r.freed = append(r.freed, m.ref)
-}
-
-// enqueue returns the answer and how many references the queues took. died says that the message is a dead letter.
-func (p *plainMachine) enqueue(ref Ref, size uint32, msg Message, died bool, targets []queueID, r *report) (uint64, int) {
-	kept, code := 0, answerGone
-	for _, id := range targets {
-		q := p.queue(id)
-		if q == nil {
-			continue
-		}
-		code = answerOK
-		if q.accept(ref, size, msg, died, r) {
-			kept++
-		}
-		q.settled(r)
-	}
-	return code, kept
-}
-
-func (p *plainMachine) move(ref Ref, size uint32, msg Message, source queueID, seq uint64, targets []queueID, r *report) (uint64, int) {
-	from := p.queue(source)
-	if from == nil {
-		return answerStale, 0
-	}
-	dead := from.message(seq)
-	if dead == nil || dead.state != plainDying {
-		return answerStale, 0
-	}
-	code, kept := p.enqueue(ref, size, msg, true, targets, r)
-	if kept > 0 {
-		from.count.Moved++
-		from.remove(dead, r)
-	}
-	return code, kept
 }
 
 func (p *plainMachine) forwarded(source queueID, seq uint64, r *report) {
@@ -645,6 +618,10 @@ func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg M
 	case amendPriority:
 		m.level = min(int(c.priority), q.def.Priorities-1)
 	case amendEdit:
+		if _, bytes := q.waits(nil); size > m.size && !q.room(0, bytes-int64(m.size)+int64(size)) {
+			r.refused = append(r.refused, refusal{queue: q.id, why: refusedFull, size: size})
+			return answerFull, 0
+		}
 		r.freed = append(r.freed, m.ref)
 		m.ref, m.part, m.size = ref, 0, size
 		return answerOK, 1

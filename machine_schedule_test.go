@@ -32,7 +32,10 @@ func (p *plainMachine) fire(c fire, ref Ref, size uint32, msg Message, targets [
 		}
 		switch c.outcome {
 		case outcomeHere:
-			if code, kept = p.enqueue(ref, size, msg, false, targets, r); code != answerOK {
+			if p.refusing(nil, size, targets, r) {
+				return answerFull, 0
+			}
+			if code, kept = p.bring(ref, size, msg, false, targets, r); code != answerOK {
 				return code, kept
 			}
 			s.fired++

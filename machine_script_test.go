@@ -22,7 +22,7 @@ import (
 // nothing but when it asks to be woken.
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
-//	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump]
+//	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump] [max=N] [max-bytes=N] [overflow=drop|dead-letter|block]
 //	update q [the same]
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
@@ -36,6 +36,7 @@ import (
 //	schedule s [catch-up=skip|one|all] | delete-schedule s | show-schedule s
 //	fire s [m1 q[,q2]] [due=D] [at=D] next=D [skipped=N] [elsewhere|unroutable]    times from the start; due: as it is
 //	pause q | resume q | purge q | move m1 q TARGET[,TARGET] [priority=N] [group=WORD] | forwarded m1 q
+//	enter m1 q turn=N [first]         m1 was told to wait
 //	cancel m1 q | promote m1 q | priority m1 q N | edit m1 q as=m2 [read=m3] | replay m1 q TARGET [priority=N] | replayed m1 q
 //	snapshot                          go on with a machine that was decoded, and leads
 //	show q                            what the queue holds
@@ -327,6 +328,9 @@ func (s *script) command(words []string) {
 		s.fire(a)
 	case "pause", "resume":
 		s.apply(appendPause(nil, s.now, s.queue(a.word(1)), a.words[0] == "pause"))
+	case "enter":
+		cmd := appendEnter(nil, s.now, uint64(a.number("turn", 0)), a.has("first"))
+		s.message(a, appendTargets(cmd, s.queues(a.word(2))), 1)
 	case "purge":
 		s.apply(appendPurge(nil, s.now, s.queue(a.word(1))))
 	case "snapshot":
@@ -356,6 +360,8 @@ func (s *script) definition(a *scriptArgs) Queue {
 	}
 	def.Fairness = Fairness{LowerOneIn: a.number("lower-one-in", 0), Aging: a.duration("aging", 0)}
 	def.BumpOnRedelivery = a.has("bump")
+	def.MaxMessages, def.MaxBytes = int64(a.number("max", 0)), int64(a.number("max-bytes", 0))
+	def.Overflow = map[string]Overflow{"drop": DropHead, "dead-letter": DeadLetterHead, "block": Block}[a.value["overflow"]]
 	switch retries := a.value["retries"]; retries {
 	case "":
 	case "none":
@@ -511,6 +517,8 @@ func (s *script) apply(cmd []byte) applied {
 		s.say("absent")
 	case code == answerNotWaiting:
 		s.say("not waiting")
+	case code == answerFull:
+		s.refused(res.answer)
 	case code >= answerNumber:
 		s.say("%d", code-answerNumber)
 	default:
@@ -638,6 +646,12 @@ func (s *script) show(q *queue) {
 	if c.Expired > 0 {
 		s.say("expired %d", c.Expired)
 	}
+	if c.Rejected+c.Evicted > 0 {
+		s.say("rejected %d evicted %d", c.Rejected, c.Evicted)
+	}
+	if q.turns != (turns{}) {
+		s.say("turns given %d over %d stalled %v", q.turns.given, q.turns.over, q.turns.stalled)
+	}
 	if c.Cancelled+c.Replayed > 0 {
 		s.say("cancelled %d replayed %d", c.Cancelled, c.Replayed)
 	}
@@ -646,6 +660,22 @@ func (s *script) show(q *queue) {
 	}
 	if q.def.Dedup.on() {
 		s.say("ids %d duplicates %d forgotten %d", q.ids.len(), c.Duplicates, c.Forgotten)
+	}
+}
+
+// refused says which queues did not take a message.
+func (s *script) refused(a Answer) {
+	_, refused, err := decodeRefused(a.Data)
+	require.NoError(s.t, err)
+	for _, no := range refused {
+		switch no.why {
+		case refusedFull:
+			s.say("%s is full", s.queueName(no.queue))
+		case refusedLarge:
+			s.say("too large for %s", s.queueName(no.queue))
+		case refusedWaits:
+			s.say("waits for %s turn=%d", s.queueName(no.queue), no.turn)
+		}
 	}
 }
 

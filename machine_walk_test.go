@@ -54,8 +54,10 @@ func (w *walker) step() {
 		w.purge()
 	case k < 186:
 		w.amend()
-	case k < 192:
+	case k < 190:
 		w.move()
+	case k < 192:
+		w.enter()
 	case k < 194:
 		w.forwarded()
 	case k < 197:
@@ -174,6 +176,30 @@ func (w *walker) message() Message {
 		m.DeliverAt = time.Unix(0, int64(w.clock)).Add(time.Duration(w.rng.IntN(5)-1) * 900 * time.Millisecond)
 	}
 	return m
+}
+
+// enter proposes a publish again that was told to wait, or one that was not, alone or behind others.
+func (w *walker) enter() {
+	q := w.queue()
+	for _, other := range w.p.queues {
+		if len(other.waiting) > 0 && !w.one(3) {
+			q = other
+		}
+	}
+	id, turn := q.id, uint64(w.rng.IntN(int(q.given)+2))
+	if len(q.waiting) > 0 && !w.one(4) {
+		turn = q.waiting[w.rng.IntN(min(len(q.waiting), 2))]
+	}
+	if w.one(30) {
+		id = w.queueID()
+	}
+	first, msg, at := w.one(2), w.message(), w.at()
+	cmd := appendMessage(appendTargets(appendEnter(nil, at, turn, first), []queueID{id}), &msg, messageID{}, nil)
+	res := w.propose(at, cmd)
+	code, kept := w.p.enter(w.ref, uint32(len(cmd)), msg, turn, first, id, &w.want)
+	w.same("kept", res.kept, kept)
+	w.count.entered += kept
+	w.agree(res.answer.Code, code)
 }
 
 // loan is a verdict on a loan of any queue, or one that cannot count.
@@ -522,6 +548,7 @@ func (w *walker) settings(def *Queue) {
 	def.GroupConcurrency = []int{0, 0, 2, 3, NoLimit}[w.rng.IntN(5)]
 	def.Inbox = []InboxMemory{{}, {}, {Window: time.Second}, {Window: time.Hour, MaxIDs: 3}}[w.rng.IntN(4)]
 	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
+	w.limits(def)
 }
 
 // update changes some fields of a queue, or all.
@@ -529,10 +556,16 @@ func (w *walker) update() {
 	def := Queue{Name: fmt.Sprintf("q%d", w.rng.IntN(6))}
 	if have := w.queue(); w.one(2) {
 		def = have.def
-		switch other := (Queue{}); w.rng.IntN(5) {
+		switch other := (Queue{}); w.rng.IntN(6) {
 		case 4:
 			w.settings(&other)
 			def.GroupConcurrency = other.GroupConcurrency
+		case 5:
+			w.settings(&other)
+			def.MaxMessages, def.MaxBytes, def.Overflow = other.MaxMessages, other.MaxBytes, other.Overflow%DeadLetterHead
+			if def.validateLimits() != nil {
+				def.Overflow = RejectPublish
+			}
 		case 0:
 			w.settings(&other)
 			def.TTL = other.TTL
@@ -556,6 +589,16 @@ func (w *walker) update() {
 	w.refusal(res, want)
 }
 
+// limits draws limits that are met often.
+func (w *walker) limits(def *Queue) {
+	def.MaxMessages = []int64{0, 0, 1, 4, 12, 100}[w.rng.IntN(6)]
+	def.MaxBytes = []int64{0, 0, 45, 150, 500}[w.rng.IntN(5)]
+	def.Overflow = Overflow(w.rng.IntN(int(Block) + 1))
+	if def.validateLimits() != nil {
+		def.Overflow = RejectPublish
+	}
+}
+
 func (w *walker) remove() {
 	w.removeQueue(fmt.Sprintf("q%d", w.rng.IntN(6)), removeOnly(w.rng.IntN(4)))
 }
@@ -577,6 +620,9 @@ func (w *walker) removeQueue(name string, only removeOnly) {
 func (w *walker) refusal(res applied, want error) {
 	w.t.Helper()
 	if want == nil {
+		if res.answer.Code == answerError {
+			w.t.Fatalf("refused with %v", decodeError(res.answer.Data))
+		}
 		w.agree(res.answer.Code, answerOK)
 		return
 	}

@@ -780,6 +780,7 @@ func (q *refQueue) stats(now time.Time) bourse.QueueStats {
 			l.Oldest = max(l.Oldest, now.Sub(e.arrived))
 		}
 	}
+	s.Length, s.MaxMessages = int64(s.Ready+s.Delayed), q.MaxMessages
 	for _, c := range q.attached {
 		if !c.pull {
 			s.Consumers++

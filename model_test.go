@@ -475,7 +475,7 @@ func (s *sequence) compare() {
 	var have []bourse.QueueStats
 	references := 0
 	for _, q := range st.Queues {
-		q.Bytes, q.Oldest, q.IDs, q.InboxIDs = 0, 0, 0, 0
+		q.Bytes, q.LengthBytes, q.Oldest, q.IDs, q.InboxIDs = 0, 0, 0, 0, 0
 		have = append(have, q)
 		references += q.Ready + q.Unacked + q.Delayed + q.Dying
 	}

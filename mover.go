@@ -3,6 +3,8 @@ package bourse
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,7 +20,7 @@ type mover struct {
 	quit context.CancelFunc
 
 	mu      sync.Mutex    // guards below; taken under shard.mu
-	waiting []effect      // forward effects in order
+	waiting []order       // forward effects in order
 	signal  chan struct{} // capacity 1; sent by add, received by run
 }
 
@@ -28,10 +30,21 @@ func newMover(b *Broker) *mover {
 	return v
 }
 
-// retryMove is the pause after a move that the log refused, when the disk is full for example.
-const retryMove = time.Second
+// A move that the log refuses, when the disk is full for example, or for which a target has no room, is tried again after
+// retryMove, then after twice as long each time, up to retryMoveMost.
+const (
+	retryMove     = time.Second
+	retryMoveMost = 32 * time.Second
+)
 
-func (v *mover) add(e effect) {
+// order is a forward effect and what was done for it so far.
+type order struct {
+	effect
+	tries  int       // that came to nothing
+	copied []queueID // targets in other shards that hold the message
+}
+
+func (v *mover) add(e order) {
 	v.mu.Lock()
 	v.waiting = append(v.waiting, e)
 	v.mu.Unlock()
@@ -74,7 +87,7 @@ func (v *mover) run() {
 type moving struct {
 	v       *mover
 	source  *shard
-	order   effect
+	order   order
 	message Message
 	deaths  []Death
 	made    messageID
@@ -95,6 +108,8 @@ func (p *moving) Done(a Answer, err error) {
 	switch {
 	case err == nil && a.Code == answerGone:
 		p.v.add(p.order)
+	case err == nil && a.Code == answerFull:
+		p.v.later(&p.order, p.v.b.fullError(a))
 	case err != nil:
 		p.v.refused(&p.order, err)
 	}
@@ -102,7 +117,7 @@ func (p *moving) Done(a Answer, err error) {
 
 // refused gives an order that its own shard refused again later, unless it will be ordered anew by itself: when
 // this node leads again, or the broker is opened again.
-func (v *mover) refused(order *effect, err error) {
+func (v *mover) refused(order *order, err error) {
 	for _, over := range []error{ErrNotLeader, ErrStorage, ErrClosed} {
 		if errors.Is(err, over) {
 			return
@@ -112,16 +127,28 @@ func (v *mover) refused(order *effect, err error) {
 }
 
 // later gives an order again after a while.
-func (v *mover) later(order *effect, err error) {
+func (v *mover) later(order *order, err error) {
 	if v.over.Err() != nil {
 		return
 	}
-	v.b.log.Warn("a dead message cannot be moved now", "queue", order.queue, "msg", order.seq, "err", err)
+	if order.tries == 0 {
+		v.b.log.Warn("a dead message cannot be moved now", "queue", order.queue, "msg", order.seq, "err", err)
+	}
 	again := *order
-	v.b.clock.AfterFunc(retryMove, func() { v.add(again) })
+	again.tries++
+	v.b.clock.AfterFunc(min(retryMove<<min(order.tries, 10), retryMoveMost), func() { v.add(again) })
 }
 
-func (v *mover) move(order *effect) {
+// fullError is an answer of refusal as an error that names the queues.
+func (b *Broker) fullError(a Answer) error {
+	_, refused, err := decodeRefused(a.Data)
+	for _, no := range refused {
+		err = errors.Join(err, fmt.Errorf("queue %q: %w", b.queueName(no.queue), ErrQueueFull))
+	}
+	return err
+}
+
+func (v *mover) move(order *order) {
 	p := &moving{v: v, order: *order, source: v.b.placement.of(order.queue)}
 	t := v.b.topology.Load()
 	def, ok := t.queueByID(order.queue)
@@ -143,7 +170,7 @@ func (v *mover) move(order *effect) {
 	for _, id := range p.targets {
 		if v.b.placement.of(id) != p.source {
 			if err := p.forward(); err != nil {
-				v.later(order, err)
+				v.later(&p.order, err)
 			}
 			return
 		}
@@ -157,6 +184,9 @@ func (v *mover) move(order *effect) {
 // cut off in between, the copies are made again, so it may arrive twice, and never not at all.
 func (p *moving) forward() error {
 	for _, id := range p.targets {
+		if slices.Contains(p.order.copied, id) {
+			continue // before another target had no room
+		}
 		target := p.v.b.placement.of(id)
 		if target == nil {
 			return ErrQueueGone
@@ -168,9 +198,13 @@ func (p *moving) forward() error {
 		if err == nil && a.Code == answerGone {
 			err = ErrQueueGone
 		}
+		if err == nil && a.Code == answerFull {
+			err = p.v.b.fullError(a)
+		}
 		if err != nil {
 			return err
 		}
+		p.order.copied = append(p.order.copied, id)
 	}
 	_, err := p.source.call(p.v.over, lazily, func(dst []byte, at instant) []byte {
 		return appendForwarded(dst, at, p.order.queue, p.order.seq)

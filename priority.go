@@ -268,6 +268,26 @@ func (r *readySet) removed(e entry) {
 // first is the message that pop would take. The set must not be empty.
 func (r *readySet) first() entry { return r.firstOf(r.top()) }
 
+// lowest is the message that goes first where there is no room: the oldest of the lowest level, with or without a group. The set
+// must not be empty.
+func (r *readySet) lowest() entry {
+	if r.loose() == 0 {
+		e, _ := r.grouped.Min()
+		return e
+	}
+	w := 0
+	for r.occupied[w] == 0 {
+		w++
+	}
+	e := r.firstOf(w*64 + bits.TrailingZeros64(r.occupied[w]))
+	if treeLen(r.grouped) > 0 {
+		if g, _ := r.grouped.Min(); byLevel(g, e) {
+			return g
+		}
+	}
+	return e
+}
+
 // firstOf is the message that popOf would take.
 func (r *readySet) firstOf(level int) entry {
 	l := &r.lines[level]

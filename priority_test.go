@@ -35,6 +35,9 @@ func requireReady(t require.TestingT, r *readySet, p *plainReadySet) {
 	want := slices.Clone(*p)
 	// each goes from the lowest level.
 	slices.SortFunc(want, func(a, b entry) int { return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.seq, b.seq)) })
+	if len(want) > 0 {
+		require.Equal(t, want[0], r.lowest())
+	}
 	require.True(t, slices.Equal(got, want), "got %v\nwant %v", got, want)
 	require.Equal(t, len(want), r.n)
 	if r.n > 0 {

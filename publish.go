@@ -6,9 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // publisher waits for the outcome of a publication.
@@ -24,19 +28,21 @@ type publication struct {
 	made    uint64 // number of the id that the broker gives it
 	targets []queueID
 	few     [2]queueID // room for targets
-	parts   *parts     // if the targets are in more than one shard
 	index   int32      // in a batch
 
-	abandoned bool       // guarded by mu: the caller has body and headers back
-	mu        sync.Mutex // guards body and headers as well when they are read again after submit
+	parts     atomic.Pointer[parts] // if one command does not decide the outcome
+	abandoned atomic.Bool           // set under mu: the caller has body and headers back
+	mu        sync.Mutex            // guards body and headers when they are read again after submit
 }
 
-// parts is what became of the parts of a publication.
+// parts is what became of the parts of a publication: of its commands to several shards, and of its waits for room.
 type parts struct {
-	mu     sync.Mutex // guards below; leaf lock
-	left   int        // without an outcome
-	taken  int        // that a queue took
-	failed error
+	mu      sync.Mutex // guards below; leaf lock
+	left    int        // without an outcome
+	taken   int        // queues that took it
+	failed  error
+	refused []Refusal
+	waiters []*waiter // that ever were
 }
 
 // id is the id that the broker made for a message that came without one.
@@ -54,19 +60,89 @@ func (p *publication) Durable() bool { return true }
 
 // Done implements Proposal.
 func (p *publication) Done(a Answer, err error) {
-	if err == nil && a.Code == answerGone {
+	switch {
+	case err != nil || a.Code == answerOK:
+		p.finish(err)
+	case a.Code == answerFull:
+		of := &parts{left: 1}
+		p.parts.Store(of)
+		p.refusedBy(of, a)
+	default:
 		// The queues were deleted between routing and the log: route anew, elsewhere, since this is the
 		// log's goroutine. The goroutine ends when the publication is proposed or has its outcome.
 		go p.again()
-		return
 	}
-	p.finish(err)
+}
+
+// refusedBy takes note of a part that not all queues took, and waits at those that say so.
+func (p *publication) refusedBy(of *parts, a Answer) {
+	kept, refused, err := decodeRefused(a.Data)
+	invariant.Check(err == nil, "who refused a publish: %v", err)
+	var waiters []*waiter
+	of.mu.Lock()
+	of.taken += kept
+	for _, no := range refused {
+		shard := p.b.placement.of(no.queue)
+		switch {
+		case no.why != refusedWaits:
+			of.refused = append(of.refused, p.refusal(no))
+		case shard != nil: // else the queue is gone
+			size := uint32(len(p.message.Body)) // it is more, and known after the first try
+			waiters = append(waiters, &waiter{p: p, of: of, shard: shard, queue: no.queue, turn: no.turn, size: size})
+		}
+	}
+	of.waiters = append(of.waiters, waiters...)
+	of.left += len(waiters)
+	of.mu.Unlock()
+	for _, w := range waiters {
+		w.shard.wait(w)
+	}
+	p.partDone(of, func() {})
+}
+
+// refusal is a queue's refusal for the caller.
+func (p *publication) refusal(no refusal) Refusal {
+	r := Refusal{Queue: p.b.queueName(no.queue), Err: ErrQueueFull}
+	if no.why == refusedLarge {
+		r.Err = invalid("Message.Body", "takes %d bytes with headers and names, more than Queue.MaxBytes", no.size)
+	}
+	return r
+}
+
+// partDone takes note of the outcome of a part. The last one brings that of the publication: nil if each target took the
+// message or is gone, and at least one took it. If some took it and others failed, it is not true that it is not stored.
+func (p *publication) partDone(of *parts, note func()) {
+	of.mu.Lock()
+	note()
+	of.left--
+	left := of.left
+	of.mu.Unlock()
+	switch {
+	case left > 0:
+	case of.failed != nil && of.taken > 0:
+		p.finish(fmt.Errorf("%w: stored in %d of %d queues: %w", ErrUnknownOutcome, of.taken, len(p.targets), of.failed))
+	case of.failed != nil:
+		p.finish(of.failed)
+	case len(of.refused) > 0:
+		slices.SortFunc(of.refused, func(a, b Refusal) int { return strings.Compare(a.Queue, b.Queue) })
+		p.finish(&RejectedError{Refusals: of.refused, Stored: of.taken})
+	case of.taken > 0:
+		p.finish(nil)
+	default:
+		go p.again() // ends as in Done
+	}
+}
+
+// queueName is the name of a queue that may be gone.
+func (b *Broker) queueName(id queueID) string {
+	def, _ := b.topology.Load().queueByID(id)
+	return def.Name
 }
 
 // again submits p once more, with copies of body and headers, which are the caller's again as soon as it gives up.
 func (p *publication) again() {
 	p.mu.Lock()
-	abandoned := p.abandoned
+	abandoned := p.abandoned.Load()
 	if !abandoned {
 		p.message.Body = bytes.Clone(p.message.Body)
 		p.message.Headers = cloneHeaders(p.message.Headers)
@@ -90,11 +166,25 @@ func cloneHeaders(h map[string]any) map[string]any {
 	return h
 }
 
-// abandon says that the caller takes body and headers back without waiting for the outcome.
-func (p *publication) abandon() {
+// abandon says that the caller takes body and headers back without waiting for the outcome. Where it waits for room it leaves the
+// door, so the outcome may be there when abandon returns: ErrQueueFull, and why.
+//
+// Nobody is left behind at a door: the flag is set before the waiters are looked for, and they can be found before they look at
+// the flag, so one of both sees the other.
+func (p *publication) abandon(why error) {
 	p.mu.Lock()
-	p.abandoned = true
+	p.abandoned.Store(true)
 	p.mu.Unlock()
+	of := p.parts.Load()
+	if of == nil {
+		return
+	}
+	of.mu.Lock()
+	waiters := slices.Clone(of.waiters)
+	of.mu.Unlock()
+	for _, w := range waiters {
+		w.shard.leave(w, fmt.Errorf("%w: %w", ErrQueueFull, why))
+	}
 }
 
 func (p *publication) finish(err error) {
@@ -106,6 +196,9 @@ func (p *publication) finish(err error) {
 		err = p.describe(err)
 	}
 	p.message = Message{} // the caller's again
+	if p.parts.Load() != nil {
+		p.parts.Store(nil)
+	}
 	p.owner.published(p, err)
 }
 
@@ -149,6 +242,7 @@ func (p *publication) submit() {
 // part is what a publication brings to a shard, if its targets are in more than one.
 type part struct {
 	p      *publication
+	of     *parts
 	shard  *shard // nil: the queue is gone
 	target [1]queueID
 }
@@ -156,9 +250,10 @@ type part struct {
 // submitParts proposes a command for each target. They succeed or fail one by one.
 func (p *publication) submitParts() {
 	all := make([]part, len(p.targets))
-	p.parts = &parts{left: len(all)}
+	of := &parts{left: len(all)}
+	p.parts.Store(of)
 	for i, id := range p.targets {
-		all[i] = part{p: p, shard: p.b.placement.of(id), target: [1]queueID{id}}
+		all[i] = part{p: p, of: of, shard: p.b.placement.of(id), target: [1]queueID{id}}
 	}
 	for i := range all {
 		t := &all[i]
@@ -180,29 +275,20 @@ func (t *part) AppendTo(dst []byte) []byte {
 // Durable implements Proposal.
 func (t *part) Durable() bool { return true }
 
-// Done implements Proposal. The last part brings the outcome: nil if each target took the message or is gone,
-// and at least one took it. If some took it and others did not, it is not true that it is not stored.
+// Done implements Proposal.
 func (t *part) Done(a Answer, err error) {
-	p, of := t.p, t.p.parts
-	of.mu.Lock()
-	of.left--
+	p, of := t.p, t.of
 	switch {
 	case err != nil:
-		def, _ := p.b.topology.Load().queueByID(t.target[0])
-		of.failed = errors.Join(of.failed, fmt.Errorf("queue %q: %w", def.Name, err))
+		p.partDone(of, func() {
+			of.failed = errors.Join(of.failed, fmt.Errorf("queue %q: %w", p.b.queueName(t.target[0]), err))
+		})
+	case a.Code == answerFull:
+		p.refusedBy(of, a)
 	case a.Code == answerOK:
-		of.taken++
-	}
-	left, taken, failed := of.left, of.taken, of.failed
-	of.mu.Unlock()
-	switch {
-	case left > 0:
-	case failed == nil && taken == 0:
-		go p.again()
-	case failed != nil && taken > 0:
-		p.finish(fmt.Errorf("%w: stored in %d of %d queues: %w", ErrUnknownOutcome, taken, len(p.targets), failed))
-	default:
-		p.finish(failed)
+		p.partDone(of, func() { of.taken++ })
+	default: // the queue is gone
+		p.partDone(of, func() {})
 	}
 }
 
@@ -236,10 +322,11 @@ func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
 
 func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 
-// Publish routes m and returns when every queue that took it holds it durably. An error that matches
-// ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed, or, where queues have logs of their own,
-// that only some took it: it may be stored, so retry with the same Message.ID. Any other error says that it is not stored:
-// ErrUnroutable, ErrNoExchange, an *InvalidError, ErrDiskFull, ErrClosed, ErrStorage, ErrNotLeader, ErrQueueGone or ctx.Err().
+// Publish routes m and returns when every queue that took it holds it durably. It waits for room where Queue.Overflow is Block.
+// An error that matches ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed, or, where queues have logs
+// of their own, that only some took it: it may be stored, so retry with the same Message.ID. A *RejectedError names the queues that
+// refused it; the others, if there are any, hold it. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange,
+// an *InvalidError, ErrDiskFull, ErrClosed, ErrStorage, ErrNotLeader, ErrQueueGone or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
 	w, _ := b.waitings.Get().(*waiting) // the pool holds nothing else
 	p := &w.pub
@@ -253,7 +340,12 @@ func (b *Broker) Publish(ctx context.Context, m Message) error {
 	err, known := await(ctx, w.outcome)
 	if !known {
 		// w is not used again: its outcome is still to come.
-		p.abandon()
+		p.abandon(ctx.Err())
+		select {
+		case err = <-w.outcome:
+			return err
+		default:
+		}
 		return fmt.Errorf("broker: publish to %q: %w: %w", m.Exchange, ErrUnknownOutcome, ctx.Err())
 	}
 	b.waitings.Put(w)
@@ -281,9 +373,9 @@ func await[T any](ctx context.Context, outcome <-chan T) (got T, known bool) {
 	}
 }
 
-// PublishAsync is Publish without the wait for durability. It blocks only while Options.MaxPending
-// publishes are unconfirmed, until ctx ends. The Confirm is never nil; it carries refusals too.
-// Confirms of one goroutine's publishes to the same queues come in order.
+// PublishAsync is Publish without the wait for durability. It blocks only while Options.MaxPending publishes are unconfirmed, until
+// ctx ends; those whose Confirm waits for room, where Queue.Overflow is Block, are among them. The Confirm is never nil; it
+// carries refusals too. Confirms of one goroutine's publishes to the same queues come in order.
 func (b *Broker) PublishAsync(ctx context.Context, m Message) *Confirm {
 	c := new(Confirm)
 	p := &c.pub
@@ -336,8 +428,10 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 	}
 	if _, known := await(ctx, t.outcome); !known {
 		for i := range t.pubs {
-			t.pubs[i].abandon()
+			t.pubs[i].abandon(ctx.Err())
 		}
+	}
+	if t.left.Load() > 0 {
 		return fmt.Errorf("broker: publish a batch of %d: %w: %w", len(ms), ErrUnknownOutcome, ctx.Err())
 	}
 	if !t.failed.Load() {

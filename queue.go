@@ -28,6 +28,9 @@ type instant int64
 //  9. There are at most Dedup.MaxIDs ids, and Inbox.MaxIDs in the inbox.
 //  10. If ids last until their messages are done, each is that of a message which is ready, on loan or delayed.
 //  11. If duplicates change what waits, the id of each delayed message says when that is ready.
+//  12. What waits and was never handed out is within the limits, but for a dead letter that is too large even alone, for
+//     duplicates that took the place of smaller ones, and for limits that were changed.
+//  13. Turns are over only if they were given.
 type queue struct {
 	def     queueDef
 	now     instant
@@ -48,6 +51,7 @@ type queue struct {
 	ids                      idIndex // that Dedup remembers
 	inbox                    idIndex // of what consumers have done
 	timer                    instant // when the machine looks at this queue; 0: not set
+	turns                    turns
 	count                    counters
 }
 
@@ -61,11 +65,13 @@ type counters struct {
 	TimedOut  uint64 // those of Failed whose deadline passed
 	Dead      uint64 // messages that died
 	Expired   uint64 // those of Dead that waited too long
-	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, by Cancel, or expired without a dead-letter exchange
+	Discarded uint64 // those of Dead that were dropped: see DeadLetter.Discard and Cancel, and expired or evicted without an exchange
 	Moved     uint64 // those of Dead that are in their dead-letter queues
 	Purged    uint64 // messages removed by Purge
 	Cancelled uint64 // messages removed by Cancel, but for the dying
 	Replayed  uint64 // messages that went back to the queue they had died in
+	Rejected  uint64 // publishes refused at a limit
+	Evicted   uint64 // those of Dead that had to go at a limit
 
 	Duplicates uint64 // publishes that repeated one
 	Forgotten  uint64 // ids forgotten early
@@ -100,7 +106,8 @@ const (
 	deadRejected deathReason = iota + 1
 	deadLimit
 	deadExpired
-	deadLast = deadExpired
+	deadLength
+	deadLast = deadLength
 )
 
 func (r deathReason) String() string {
@@ -111,9 +118,14 @@ func (r deathReason) String() string {
 		return ReasonDeliveryLimit
 	case deadExpired:
 		return ReasonExpired
+	case deadLength:
+		return ReasonMaxLength
 	}
 	return "unknown"
 }
+
+// drops reports whether who dies of it is dropped if there is no dead-letter exchange.
+func (r deathReason) drops() bool { return r == deadExpired || r == deadLength }
 
 // stepLimit bounds what one command makes due at once; what is left asks to be woken at once.
 const stepLimit = 4096
@@ -126,7 +138,7 @@ func newQueue(def queueDef) *queue {
 func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	e := entry{
 		seq: q.nextSeq, ref: ref, arrived: q.now, size: size, part: a.part,
-		level: uint8(min(int(a.priority), q.def.Priorities-1)),
+		level: q.level(a.priority),
 	}
 	q.nextSeq++
 	q.count.Enqueued++
@@ -145,6 +157,9 @@ func (q *queue) enqueue(ref Ref, size uint32, a attributes) {
 	}
 	q.pushReady(e)
 }
+
+// level is where a message of that priority waits.
+func (q *queue) level(priority uint8) uint8 { return uint8(min(int(priority), q.def.Priorities-1)) }
 
 // dispatch lends ready messages to consumers until one of both has run out, or the valve shuts.
 func (q *queue) dispatch(out []effect) []effect {
@@ -254,12 +269,12 @@ func (q *queue) rested(e entry) {
 	q.insertReady(e)
 }
 
-// kill ends the life of e in this queue. Unless the dead are discarded it stays as dying until moved.
+// kill ends the life of e in this queue. Unless the dead are dropped it stays as dying until moved.
 func (q *queue) kill(e entry, reason deathReason, note string, out []effect) []effect {
 	q.uncount(&e)
 	q.count.Dead++
 	q.done(&e)
-	if q.def.DeadLetter.Discard || reason == deadExpired && q.def.DeadLetter.Exchange == "" {
+	if q.def.DeadLetter.Discard || reason.drops() && q.def.DeadLetter.Exchange == "" {
 		q.count.Discarded++
 		return q.gone(e, out)
 	}
@@ -296,7 +311,15 @@ func (q *queue) moved(seq uint64, out []effect) (bool, []effect) {
 
 // isDying reports whether the message seq died and is not moved yet.
 func (q *queue) isDying(seq uint64) bool {
-	return q.dying != nil && q.dying.Has(dying{entry: entry{seq: seq}})
+	_, dies := q.dyingMessage(seq)
+	return dies
+}
+
+func (q *queue) dyingMessage(seq uint64) (dying, bool) {
+	if q == nil || q.dying == nil {
+		return dying{}, false
+	}
+	return q.dying.Get(dying{entry: entry{seq: seq}})
 }
 
 // gone says that nothing in this queue refers to e any more.

@@ -19,6 +19,7 @@ import (
 var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.Priorities = to.Priorities },
 	func(q, to *Queue) { q.Fairness, q.BumpOnRedelivery = to.Fairness, to.BumpOnRedelivery },
+	func(q, to *Queue) { q.MaxMessages, q.MaxBytes, q.Overflow = to.MaxMessages, to.MaxBytes, to.Overflow },
 	func(q, to *Queue) { q.MaxRetries = to.MaxRetries },
 	func(q, to *Queue) { q.Retry = to.Retry },
 	func(q, to *Queue) { q.AckDeadline = to.AckDeadline },

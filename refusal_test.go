@@ -245,6 +245,17 @@ func TestRefusals(t *testing.T) {
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {
 		declare(fmt.Sprint("deadline ", d), invalid, queue(func(q *bourse.Queue) { q.AckDeadline = d }), "Queue.AckDeadline", d.String())
 	}
+	declare("a negative limit of messages", invalid, queue(func(q *bourse.Queue) { q.MaxMessages = -1 }), "Queue.MaxMessages", "-1")
+	declare("a negative limit of bytes", invalid, queue(func(q *bourse.Queue) { q.MaxBytes = -1 }), "Queue.MaxBytes", "-1")
+	for o := bourse.DropHead; o <= bourse.Block; o++ {
+		declare("an overflow without a limit, "+o.String(), invalid, queue(func(q *bourse.Queue) { q.Overflow = o }), "Queue.Overflow",
+			o.String(), "MaxMessages")
+	}
+	declare("an overflow that is none", invalid, queue(func(q *bourse.Queue) { q.MaxBytes, q.Overflow = 1, bourse.Block+1 }),
+		"Queue.Overflow", "4")
+	declare("dead-letter head without an exchange", invalid, queue(func(q *bourse.Queue) {
+		q.MaxMessages, q.Overflow = 1, bourse.DeadLetterHead
+	}), "Queue.Overflow", "DeadLetter.Exchange")
 	declare("discard with an exchange", invalid, queue(func(q *bourse.Queue) {
 		q.DeadLetter = bourse.DeadLetter{Exchange: "direct", Discard: true}
 	}), "Queue.DeadLetter.Discard")
@@ -309,6 +320,9 @@ func TestRefusals(t *testing.T) {
 		declare("with another "+field, bourse.ErrPrecondition, d, `queue "q"`, field).log = 1
 	}
 	redeclare("Priorities", func(d *bourse.Queue) { d.Priorities = 11 })
+	redeclare("MaxMessages", func(d *bourse.Queue) { d.MaxMessages = 1 })
+	redeclare("MaxBytes", func(d *bourse.Queue) { d.MaxBytes = 1 })
+	redeclare("Overflow", func(d *bourse.Queue) { d.MaxMessages, d.Overflow = 1, bourse.Block })
 	redeclare("MaxRetries", func(d *bourse.Queue) { d.MaxRetries = bourse.NoLimit })
 	redeclare("Fairness.LowerOneIn", func(d *bourse.Queue) { d.Fairness.LowerOneIn = 2 })
 	redeclare("Fairness.Aging", func(d *bourse.Queue) { d.Fairness.Aging = 2 })

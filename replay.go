@@ -28,8 +28,10 @@ type Replayed struct {
 // ReplayFailure says why a message was not moved.
 type ReplayFailure struct {
 	Locator
-	ID  string // Message.ID
-	Err error  // ErrQueueGone: the queue where it died; ErrStorage: it cannot be read; ErrNotFound: no message of that id
+	ID string // Message.ID
+	// Err is ErrQueueGone: the queue where it died; ErrQueueFull: that has no room; ErrStorage: it cannot be read; ErrNotFound: no
+	// message of that id.
+	Err error
 }
 
 const (
@@ -237,6 +239,8 @@ func (r *replay) outcome(ctx context.Context, m *Browsed, target queueDef, a Ans
 		r.done.Skipped++
 	case answerStale: // it was edited after it was read
 		return r.again(ctx, m)
+	case answerFull:
+		r.failed(m, r.b.fullError(a))
 	default:
 		r.failed(m, fmt.Errorf("queue %q, where it died: %w", target.Name, ErrQueueGone))
 	}

@@ -30,7 +30,8 @@ func (b *Broker) SetPriority(ctx context.Context, l Locator, priority uint8) err
 // Edit lets change alter Body, Headers and Timestamp of a message that is ready or delayed, and puts the result in its place: the
 // message keeps its id, place, level, times and counts. It returns when that is durable. If somebody else has changed the
 // message meanwhile, change is called again with what it is then. Errors as Cancel, and ErrNotWaiting; an *InvalidError if
-// the result breaks a limit or another field has changed; ErrDiskFull; and what change returns, after which nothing is changed.
+// the result breaks a limit or another field has changed; ErrQueueFull if it grows beyond Queue.MaxBytes; ErrDiskFull; and
+// what change returns, after which nothing is changed.
 func (b *Broker) Edit(ctx context.Context, l Locator, change func(m *Message) error) error {
 	if err := b.edit(ctx, l, change); err != nil {
 		return l.describe("edit", err)
@@ -78,6 +79,8 @@ func amended(a Answer) error {
 		return ErrNotWaiting
 	case answerStale:
 		return ErrStaleDelivery
+	case answerFull:
+		return ErrQueueFull
 	}
 	return nil
 }

@@ -102,6 +102,8 @@ func (p *firing) Done(a Answer, err error) {
 		p.v.refused(p, err)
 	case a.Code == answerGone:
 		p.v.add(p.command.schedule)
+	case a.Code == answerFull:
+		p.v.later(p, retryFire, p.v.b.fullError(a))
 	case a.Code != answerOK && a.Code != answerStale:
 		p.v.later(p, retryFire, fmt.Errorf("a queue refused it with %d", a.Code))
 	}
@@ -180,6 +182,9 @@ func (p *firing) address(a *appointment) error {
 			dst = appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{id})
 			return appendMessage(dst, &p.message, messageID{}, nil)
 		})
+		if err == nil && answer.Code == answerFull {
+			err = b.fullError(answer)
+		}
 		if err == nil && answer.Code != answerOK {
 			err = ErrQueueGone
 		}

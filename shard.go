@@ -23,12 +23,13 @@ type shard struct {
 	out       []effect // kept for its memory
 	leading   bool
 	subs      map[consumerID]*Subscription
-	consumers uint32 // numbers given in this session
+	doors     map[queueID]*door // where publishes wait; none that is empty
+	consumers uint32            // numbers given in this session
 	session   uint32
 	serving   error           // why consumers cannot attach; nil while a session is open
 	turned    chan struct{}   // closed when serving or leading changes, and replaced
 	over      bool            // it is being closed; serving stays as it is
-	starts    sync.WaitGroup  // goroutines that open a session
+	starts    sync.WaitGroup  // goroutines that open a session, or propose for a door
 	turns     uint64          // times it began to lead
 	touched   []*Subscription // got something in this Apply
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
@@ -38,7 +39,7 @@ func newShard(b *Broker, number uint64, m *machine) *shard {
 	_, local := b.engine.(*localEngine)
 	return &shard{
 		b: b, number: number, lost: local, m: m, subs: make(map[consumerID]*Subscription),
-		serving: errNoSession, turned: make(chan struct{}),
+		doors: make(map[queueID]*door), serving: errNoSession, turned: make(chan struct{}),
 	}
 }
 
@@ -59,6 +60,9 @@ func (s *shard) Apply(bodies Bodies, entries []Entry) {
 		s.out = nil
 	}
 	s.wakeTouchedLocked()
+	if len(s.doors) > 0 {
+		s.letAllInLocked()
+	}
 	s.mu.Unlock()
 }
 
@@ -95,7 +99,7 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 				s.endLocked(sub, ErrQueueGone)
 			}
 		case effectForward:
-			s.b.mover.add(*e)
+			s.b.mover.add(order{effect: *e})
 		case effectFire:
 			s.b.scheduler.add(scheduleID(e.seq))
 		case effectWake:
@@ -150,6 +154,9 @@ func (s *shard) opened(log Log) {
 
 // Lead implements Machine. It may come before opened.
 func (s *shard) Lead(leading bool) {
+	if !leading {
+		defer s.endWaits(s.b.lostLog) // once mu is free
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -399,6 +406,7 @@ func (s *shard) close(why error) error {
 	s.serveLocked(why)
 	s.over = true
 	s.mu.Unlock()
+	s.endWaits(why)
 	s.endAll(why)
 	// An error means that the log has failed or leads elsewhere: the messages come back from there.
 	_ = s.post(func(dst []byte, at instant) []byte { return appendOpen(dst, at, false) })

@@ -163,11 +163,11 @@ func simDeclarations(s *sim.Spec) []Declaration {
 }
 
 // Bury uses what the mover does between the order and its proposal.
-func (s *simSystem) Bury(dst []byte, at int64, order *sim.Effect, dead []byte) ([]byte, []uint64) {
-	p := &moving{order: effect{
-		kind: effectForward, queue: queueID(order.Queue), seq: order.Seq, failures: order.Failures,
-		reason: deathReason(order.Reason), at: instant(order.At),
-	}}
+func (s *simSystem) Bury(dst []byte, at int64, from *sim.Effect, dead []byte) ([]byte, []uint64) {
+	p := &moving{order: order{effect: effect{
+		kind: effectForward, queue: queueID(from.Queue), seq: from.Seq, failures: from.Failures,
+		reason: deathReason(from.Reason), at: instant(from.At),
+	}}}
 	simRead(p, dead)
 	def, _ := s.m.topology.queueByID(p.order.queue)
 	p.address(s.m.topology, def)

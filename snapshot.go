@@ -21,7 +21,7 @@ import (
 //	topology  length and bytes, see topology.appendTo; for roleQueue the id, the Queue and its revision
 //	agenda    see agenda.appendTo; not for roleQueue
 //	queues    for each by ascending id:
-//	          nextSeq, counters, turn, valve,
+//	          nextSeq, counters, turn, valve, turns of publishers that wait,
 //	          extras    count, then by seq: seq, ttl, start, group
 //	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
@@ -134,6 +134,7 @@ func (q *queue) view() queueView {
 	}
 	v.head = wire.AppendUvarint(v.head, q.roster.turn)
 	v.head = q.valve.appendTo(v.head)
+	v.head = q.turns.appendTo(v.head)
 	if q.extras != nil {
 		v.extras = q.extras.Clone()
 	}
@@ -288,7 +289,7 @@ func (q *queue) appendLoans(dst []byte) []byte {
 func (c *counters) list() []*uint64 {
 	return []*uint64{
 		&c.Enqueued, &c.Delivered, &c.Acked, &c.Failed, &c.Released, &c.TimedOut, &c.Dead, &c.Expired, &c.Discarded,
-		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.Duplicates, &c.Forgotten, &c.Done,
+		&c.Moved, &c.Purged, &c.Cancelled, &c.Replayed, &c.Rejected, &c.Evicted, &c.Duplicates, &c.Forgotten, &c.Done,
 		&c.bytesIn, &c.bytesGone,
 	}
 }
@@ -345,6 +346,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 	}
 	q.roster.turn = r.Uvarint()
 	q.decodeValve(r)
+	q.turns = decodeTurns(r)
 	q.decodeExtras(r)
 	seated := q.decodeGroups(r)
 	q.decodeIDs(r)

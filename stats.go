@@ -63,9 +63,16 @@ type QueueStats struct {
 	Dying     int   // are on the way to a dead-letter queue
 	Bytes     int64 // of all of them in the log, headers and names included
 	Consumers int
-	Oldest    time.Duration // how long the next message has waited since it arrived; 0 if none is ready
-	Paused    bool          // by Broker.Pause
-	Levels    []LevelStats  // by level, from 0; nil if there is only one
+	Waiting   int // publishes that wait for room here, see Block
+
+	Length      int64 // messages that count against MaxMessages
+	LengthBytes int64 // their bytes, which count against MaxBytes
+	MaxMessages int64 // the limits of the queue; 0: none
+	MaxBytes    int64
+
+	Oldest time.Duration // how long the next message has waited since it arrived; 0 if none is ready
+	Paused bool          // by Broker.Pause
+	Levels []LevelStats  // by level, from 0; nil if there is only one
 
 	Enqueued  uint64 // messages that arrived
 	Delivered uint64 // deliveries made
@@ -75,10 +82,14 @@ type QueueStats struct {
 	TimedOut  uint64 // those of Failed whose deadline passed
 	Dead      uint64 // messages that died
 	Expired   uint64 // those of Dead that waited too long
-	Discarded uint64 // those of Dead that were dropped: by DeadLetter.Discard, by Cancel, or expired without a dead-letter exchange
+	Evicted   uint64 // those of Dead that had to go at a limit
+	// Discarded are those of Dead that were dropped: by DeadLetter.Discard, by Cancel, or expired or evicted without a
+	// dead-letter exchange.
+	Discarded uint64
 	Purged    uint64 // messages that Purge removed
 	Cancelled uint64 // messages that Cancel removed, but for the dying
 	Replayed  uint64 // messages that Replay took back to the queue they had died in
+	Rejected  uint64 // publishes that were refused at a limit
 
 	IDs        int    // that Queue.Dedup remembers, some of which may have expired
 	InboxIDs   int    // likewise, that the inbox does
@@ -127,7 +138,9 @@ func (b *Broker) queueStats(id queueID, now instant) (QueueStats, bool) {
 	if q == nil {
 		return QueueStats{}, false
 	}
-	return q.stats(now), true
+	stats := q.stats(now)
+	stats.Waiting = shard.waitersLocked(id)
+	return stats, true
 }
 
 func (q *queue) stats(now instant) QueueStats {
@@ -139,11 +152,12 @@ func (q *queue) stats(now instant) QueueStats {
 		Levels:    q.levels(now),
 		Enqueued:  q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,
-		Expired: q.count.Expired, Discarded: q.count.Discarded,
+		Expired: q.count.Expired, Evicted: q.count.Evicted, Discarded: q.count.Discarded, Rejected: q.count.Rejected,
 		Purged: q.count.Purged, Cancelled: q.count.Cancelled, Replayed: q.count.Replayed,
 		IDs: q.ids.len(), InboxIDs: q.inbox.len(), Duplicates: q.count.Duplicates, Forgotten: q.count.Forgotten,
-		Done: q.count.Done,
+		Done: q.count.Done, MaxMessages: q.def.MaxMessages, MaxBytes: q.def.MaxBytes,
 	}
+	s.Length, s.LengthBytes = q.length()
 	if q.ready.n > 0 {
 		s.Oldest = max(0, time.Duration(now-q.foremost(now).arrived))
 	}

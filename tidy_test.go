@@ -59,6 +59,7 @@ var pureFiles = []string{
 	"amend.go",
 	"snapshot.go",
 	"check.go",
+	"limit.go",
 }
 
 // pureImports is all that pure files may import. The list is closed because a ban would

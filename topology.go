@@ -622,7 +622,7 @@ func decodeTopologyBody(r *wire.Reader) (*topology, error) {
 
 func (e *editor) decodeQueues(r *wire.Reader) error {
 	last, parked := "", false
-	for range r.Count(9) {
+	for range r.Count(12) {
 		q := &queueDef{id: queueID(r.Uvarint()), Queue: decodeQueue(r)}
 		if r.Err() != nil || q.Name <= last || q.id == 0 || q.id >= e.nextID || !q.Queue.equal(q.withDefaults()) {
 			return wire.ErrMalformed
