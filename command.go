@@ -169,7 +169,7 @@ func decodeSettle(r *wire.Reader) (c settle) {
 	case verdictAck:
 	case verdictDone:
 		c.key = decodeKey(r)
-	default:
+	case verdictNack, verdictReject, verdictRelease, verdictExtend:
 		c.pause = time.Duration(r.Varint())
 		c.note = r.String()
 		if c.pause > MaxDelay {

@@ -94,7 +94,7 @@ func TestRefusals(t *testing.T) {
 		return &rows[len(rows)-1]
 	}
 	declare := func(name string, is error, d bourse.Declaration, says ...string) *refusal {
-		if q, ok := d.(bourse.Queue); ok && is == bourse.ErrInvalid {
+		if q, ok := d.(bourse.Queue); ok && errors.Is(is, bourse.ErrInvalid) {
 			row("update to "+name, is, func() error { return b.Update(ctx, q) }, says...)
 		}
 		// A good declaration before and behind shows all or none.
