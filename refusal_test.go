@@ -7,6 +7,7 @@ package bourse_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
