@@ -415,7 +415,7 @@ func TestRefusals(t *testing.T) {
 			return b.Work(ctx, "q", acks, bourse.WorkOptions{Prefetch: n})
 		}, "WorkOptions.Prefetch", fmt.Sprint(n))
 	}
-	for _, n := range []int{-1001, 1001, math.MaxInt32 + 1} {
+	for _, n := range []int{-1001, 1001, math.MaxInt} {
 		row(fmt.Sprint("subscribe with priority ", n), invalid, func() error {
 			_, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{Priority: n})
 			return err
