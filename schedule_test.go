@@ -98,3 +98,24 @@ func TestScheduleMessageInOneForm(t *testing.T) {
 	require.Equal(t, []string{"skip", "one", "all", "catch-up 3"},
 		[]string{CatchUpSkip.String(), CatchUpOne.String(), CatchUpAll.String(), CatchUp(3).String()})
 }
+
+// A clock that is set back between the decision and the command does not make the fire come before its time.
+func TestFiringOutlivesAClock(t *testing.T) {
+	v := &scheduler{b: &Broker{clock: stoppedClock(time.Hour)}}
+	for _, c := range []fire{
+		{schedule: 3, due: instant(2 * time.Hour), outcome: outcomeUnroutable, fire: instant(3 * time.Hour), next: instant(4 * time.Hour)},
+		{schedule: 3, due: instant(3 * time.Hour), next: instant(4 * time.Hour)},
+	} {
+		r := header(t, (&firing{v: v, command: c}).AppendTo(nil), cmdFire, instant(3*time.Hour))
+		require.Equal(t, c, decodeFire(&r))
+	}
+	c := fire{schedule: 3, due: 1, next: 2}
+	header(t, (&firing{v: v, command: c}).AppendTo(nil), cmdFire, instant(time.Hour))
+}
+
+type stoppedClock time.Duration
+
+func (c stoppedClock) Now() time.Time { return time.Unix(0, int64(c)) }
+func (stoppedClock) AfterFunc(time.Duration, func()) (stop func() bool) {
+	return func() bool { return true }
+}

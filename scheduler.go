@@ -82,7 +82,8 @@ type firing struct {
 	targets []queueID
 }
 
-// AppendTo implements Proposal. A clock that was set back since the fire was due is not believed.
+// AppendTo implements Proposal. A clock that was set back since what happens was decided is not believed: to the machine it would come
+// before its time.
 func (p *firing) AppendTo(dst []byte) []byte {
 	dst = p.command.appendTo(dst, max(p.v.b.now(), p.command.due, p.command.fire))
 	if p.command.outcome != outcomeHere {
@@ -142,7 +143,7 @@ func (v *scheduler) fire(id scheduleID) {
 		v.later(p, retryZone, bad)
 		return
 	}
-	p.command = decide(&a, &tt, max(v.b.now(), a.due))
+	p.command = decide(&a, &tt, v.b.now())
 	if p.command.next == never {
 		v.b.log.Warn("a schedule has no more fires", "schedule", a.Name)
 	}
