@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -17,13 +18,22 @@ type scheduler struct {
 	over context.Context
 	quit context.CancelFunc
 
+	copied map[scheduleID]copies // owned by run
+
 	mu      sync.Mutex    // guards below; taken under shard.mu
 	waiting []scheduleID  // in order
 	signal  chan struct{} // capacity 1; sent by add, received by run
 }
 
+// copies are the queues in other shards that have the message of a fire which is not done, since another had no room. To
+// forget them brings a repetition.
+type copies struct {
+	fire   instant
+	queues []queueID
+}
+
 func newScheduler(b *Broker) *scheduler {
-	v := &scheduler{b: b, done: make(chan struct{}), signal: make(chan struct{}, 1)}
+	v := &scheduler{b: b, done: make(chan struct{}), signal: make(chan struct{}, 1), copied: make(map[scheduleID]copies)}
 	v.over, v.quit = context.WithCancel(context.Background())
 	return v
 }
@@ -170,7 +180,17 @@ func (p *firing) address(a *appointment) error {
 		p.command.outcome = outcomeUnroutable
 		return nil
 	}
+	if len(p.v.copied) > MaxSchedules {
+		clear(p.v.copied) // most are of schedules that are gone
+	}
+	have := p.v.copied[a.id]
+	if have.fire != p.command.fire {
+		have = copies{fire: p.command.fire}
+	}
 	for _, id := range targets {
+		if slices.Contains(have.queues, id) {
+			continue
+		}
 		shard := b.placement.of(id)
 		if shard == b.placement.first {
 			p.targets = append(p.targets, id)
@@ -192,6 +212,8 @@ func (p *firing) address(a *appointment) error {
 		if err != nil {
 			return err
 		}
+		have.queues = append(have.queues, id)
+		p.v.copied[a.id] = have
 	}
 	if len(p.targets) == 0 {
 		p.command.outcome = outcomeElsewhere

@@ -344,6 +344,44 @@ func TestSemanticsScheduleOnAFullDisk(t *testing.T) {
 	})
 }
 
+// A queue without room makes a fire late, and the other queues still get it once: those that share its log with it, the
+// transient ones before.
+func TestSemanticsScheduleToAFullQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, err := bourse.NewBroker(ctx, bourse.Options{})
+		require.NoError(t, err)
+		ds := []bourse.Declaration{
+			bourse.Exchange{Name: "all", Kind: bourse.Fanout}, bourse.Queue{Name: "kept"}, bourse.Queue{Name: "memory", Transient: true},
+			bourse.Queue{Name: "full", MaxMessages: 1}, bourse.Queue{Name: "full memory", MaxMessages: 1, Transient: true},
+			bourse.Schedule{Name: "s", Every: time.Minute, CatchUp: bourse.CatchUpAll, Message: bourse.Message{Exchange: "all"}},
+		}
+		queues := []string{"kept", "memory", "full", "full memory"}
+		for _, q := range queues {
+			ds = append(ds, bourse.Binding{Exchange: "all", Queue: q})
+		}
+		require.NoError(t, b.Declare(ctx, ds...))
+		minute := func(n int) string {
+			return "s@" + time.Date(2000, 1, 1, 0, n, 0, 0, time.UTC).Format(time.RFC3339)
+		}
+		<-time.After(3*time.Minute + 10*time.Second)
+		synctest.Wait()
+		got := map[string][]string{}
+		for n := range 3 {
+			for _, q := range []string{"full", "full memory"} { // one after the other gets room
+				got[q] = append(got[q], fires(t, b, q)...)
+				<-time.After(5 * time.Second)
+				synctest.Wait()
+			}
+			require.EqualValues(t, min(n+2, 3), schedule(t, b, "s").Fired)
+		}
+		for _, q := range queues {
+			all := append(got[q], fires(t, b, q)...)
+			require.Equal(t, []string{minute(1), minute(2), minute(3)}, all, q)
+		}
+		require.NoError(t, b.Close())
+	})
+}
+
 // With the system's clock a schedule fires at its times and asks for nothing in between.
 func TestSemanticsScheduleBySystemClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
