@@ -342,7 +342,7 @@ func (e effect) appendTo(dst []byte) []byte {
 	dst = wire.AppendUint64(dst, e.seq)
 	dst = wire.AppendUint64(dst, uint64(e.ref))
 	dst = wire.AppendUint32(dst, e.size)
-	dst = wire.AppendUint32(dst, uint32(e.part))
+	dst = append(dst, e.part)
 	dst = wire.AppendUint32(dst, e.deliveries)
 	dst = wire.AppendUint32(dst, e.failures)
 	dst = wire.AppendUint64(dst, uint64(e.at))
@@ -353,7 +353,7 @@ func decodeLoanEffect(b []byte) (effect, error) {
 	r := wire.NewReader(b)
 	e := effect{
 		kind: effectDeliver, queue: queueID(r.Uint64()), consumer: consumerID(r.Uint64()), tag: r.Uint64(),
-		slot: slotID(r.Uint32()), seq: r.Uint64(), ref: Ref(r.Uint64()), size: r.Uint32(), part: uint8(r.Uint32()),
+		slot: slotID(r.Uint32()), seq: r.Uint64(), ref: Ref(r.Uint64()), size: r.Uint32(), part: r.Byte(),
 		deliveries: r.Uint32(), failures: r.Uint32(), at: instant(r.Uint64()), arrived: instant(r.Uint64()),
 	}
 	return e, r.Done()
