@@ -147,7 +147,7 @@ func TestBlockAllGiveUp(t *testing.T) {
 	})
 }
 
-// The first that waits may be too large for what is free. When it gives up, the next is let in.
+// The first that waits may be too large for what is free, if only by its name and id. When it gives up, the next is let in.
 func TestBlockLargeFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, err := bourse.NewBroker(ctx, bourse.Options{})
@@ -155,7 +155,7 @@ func TestBlockLargeFirst(t *testing.T) {
 		require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q", MaxBytes: 1000, Overflow: bourse.Block}))
 		send(t, b, "q", string(make([]byte, 300)), string(make([]byte, 500)))
 		bounded, cancel := context.WithCancel(ctx)
-		large := waits(t, b, 1, func() error { return b.Publish(bounded, bourse.Message{RoutingKey: "q", Body: make([]byte, 700)}) })
+		large := waits(t, b, 1, func() error { return b.Publish(bounded, bourse.Message{RoutingKey: "q", Body: make([]byte, 440)}) })
 		small := waits(t, b, 2, func() error { return publish(b, "q", "small") })
 		require.Len(t, getAndAck(t, b, "q"), 300)
 		synctest.Wait()
@@ -308,9 +308,9 @@ func TestBlockAfterCrash(t *testing.T) {
 		require.Equal(t, "a", getAndAck(t, b, "q"))
 		send(t, b, "q", "c")
 		late := waits(t, b, 1, func() error { return publish(b, "q", "d") })
-		require.Equal(t, []string{"b", "c"}, drain(t, b, "q"))
+		require.Equal(t, "b", getAndAck(t, b, "q"))
 		require.NoError(t, requireDone(t, late))
-		require.Equal(t, []string{"d"}, drain(t, b, "q"))
+		require.Equal(t, []string{"c", "d"}, drain(t, b, "q"))
 		require.NoError(t, b.Close())
 	})
 }

@@ -52,10 +52,16 @@
 // # Errors
 //
 // Refusals change nothing and match a sentinel ([ErrUnroutable], [ErrNotFound], ...); those with
-// data are a [*InvalidError], [*PreconditionError] or [*BatchError]. [ErrUnknownOutcome] says that it
+// data are a [*InvalidError], [*PreconditionError], [*RejectedError] or [*BatchError]; a [*RejectedError] names the queues that
+// had no room, while others may have taken the message. [ErrUnknownOutcome] says that it
 // cannot be told: retry with the same Message.ID. After [ErrStorage] from a failed write or sync, the
 // broker accepts nothing more, since what the disk holds is no longer known: close it, and open it again. With
 // [ErrDiskFull] acks and deliveries go on, and publishing does once there is space.
+//
+// # Limits
+//
+// Queue.MaxMessages and Queue.MaxBytes bound what waits in a queue, and Queue.Overflow says what becomes of a publish without room: it
+// is refused, older messages go for it, or it waits. What consumers hold does not count and always has room to come back.
 //
 // # Time
 //
