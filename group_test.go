@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/boursemq/bourse/internal/invariant"
 	"pgregory.net/rapid"
 )
 
@@ -66,7 +68,10 @@ func BenchmarkGroups(b *testing.B) {
 // the first of a level is found from above. So the next one is right with any number of groups, and the cost is that of a tree.
 func TestGroupsHeldAreNotScanned(t *testing.T) {
 	n := 100_000
-	if testing.Short() {
+	switch {
+	case invariant.Costly: // which looks at all of them after each command
+		n = 1_000
+	case testing.Short():
 		n = 10_000
 	}
 	s := manyGroups(t, n)
