@@ -114,7 +114,8 @@ func TestCrashToken(t *testing.T) {
 	for n := 1; n <= steps; n++ {
 		d, err := b.Get(ctx, []string{"odd", "even"}[n%2])
 		require.NoError(t, err)
-		size := choose.Intn(200)
+		size := 0
+		do(func() { size = choose.Intn(200) })
 		if n%17 == 0 {
 			size = 3000 // more than a segment
 		}
