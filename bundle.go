@@ -108,22 +108,15 @@ func (m *machine) each(p *packed, yield func(*queue)) {
 	}
 }
 
-// newcomers are the messages of a bundle in a queue: how many stood there before, and the seq of the first.
-type newcomers struct {
-	behind int64
-	first  uint64
-}
-
 // bundle carries out all of a bundle or nothing: the loan must be there, of each message at least one queue, and room in all of
 // them. What it brings is visible, and lent, only when all of it is there.
 func (m *machine) bundle(ref Ref, x *bundle, out []effect) (res applied, _ []effect) {
 	var touched []*queue
-	var before []newcomers
+	var first []uint64 // seq of the first that the bundle brings to each of touched
 	touch := func(q *queue) {
 		if !slices.Contains(touched, q) {
 			touched = append(touched, q)
-			messages, _ := q.length()
-			before = append(before, newcomers{messages, q.nextSeq})
+			first = append(first, q.nextSeq)
 		}
 	}
 	if x.ack {
@@ -166,8 +159,8 @@ func (m *machine) bundle(ref Ref, x *bundle, out []effect) (res applied, _ []eff
 	}
 	for i, q := range touched {
 		out = m.touch(q, out)
-		if q.def.evicts() {
-			out = q.evict(before[i].behind, before[i].first, out)
+		if messages, bytes := q.length(); q.def.evicts() && q.def.exceeds(messages, bytes) {
+			out = q.evict(messages-q.waitingFrom(first[i]), first[i], out)
 		}
 	}
 	return res, out

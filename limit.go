@@ -246,6 +246,22 @@ func (q *queue) evict(before int64, first uint64, out []effect) []effect {
 	return out
 }
 
+// waitingFrom counts the messages that wait here, from seq first on. It goes over all that waits: what came due with a bundle, or
+// went to a consumer whom its ack gave room, hides how many of the new ones are left.
+func (q *queue) waitingFrom(first uint64) int64 {
+	n := int64(0)
+	count := func(e entry) {
+		if e.seq >= first {
+			n++
+		}
+	}
+	q.ready.each(func(e entry) bool { count(e); return true })
+	if q.delayed != nil {
+		q.delayed.Ascend(func(d delayed) bool { count(d.entry); return true })
+	}
+	return n
+}
+
 // bundleRefused returns why a bundle does not fit: it is taken as a whole or not at all, and does not wait. The turn in a
 // refusal is the number of the first message that does not fit.
 func (m *machine) bundleRefused(x *bundle, out []effect) ([]refusal, []effect) {
@@ -394,7 +410,7 @@ func (q *queue) checkLimits(fresh, freshBytes int64, updated bool) {
 	invariant.Check(q.count.Evicted <= q.count.Dead, "queue 12: %d evicted, %d dead", q.count.Evicted, q.count.Dead)
 	invariant.Check(q.turns.over <= q.turns.given, "queue 13: turn %d is over, %d were given", q.turns.over, q.turns.given)
 	invariant.Check(q.turns.given > 0 || q.turns == turns{}, "queue 13: turns %+v", q.turns)
-	if updated {
+	if updated || q.count.Forgotten > 0 { // a bundle may forget the id of a duplicate that it brings, which had no room
 		return
 	}
 	if q.def.Dedup.OnDuplicate == ReplaceWaiting {

@@ -33,9 +33,8 @@ func (p *plainMachine) bundle(ref Ref, ack *settle, parts []plainPart, r *report
 	if p.bundleRefused(ack, parts, r) {
 		return answerFull, 0
 	}
-	before, first := map[queueID]int64{}, map[queueID]uint64{}
+	first := map[queueID]uint64{}
 	for _, q := range p.queues {
-		before[q.id], _ = q.waits(nil)
 		first[q.id] = q.nextSeq
 	}
 	if ack != nil {
@@ -57,7 +56,7 @@ func (p *plainMachine) bundle(ref Ref, ack *settle, parts []plainPart, r *report
 	for _, q := range p.queues { // in others nothing is due that a bundle makes happen
 		if ack != nil && ack.queue == q.id || plainTargets(parts, q.id) {
 			q.settled(r)
-			q.makeRoom(before[q.id], first[q.id], r)
+			q.makeRoom(first[q.id], r)
 		}
 	}
 	return answerOK, kept

@@ -47,18 +47,22 @@ func (q *plainQueue) refuses(size uint32, dead bool, leaving *plainMessage) refu
 
 // takeIn accepts a message, hands it out if it can, and else makes room for it.
 func (q *plainQueue) takeIn(ref Ref, size uint32, msg Message, died bool, r *report) bool {
-	before, _ := q.waits(nil)
 	first := q.nextSeq
 	kept := q.accept(ref, size, msg, died, r)
 	q.settled(r)
-	q.makeRoom(before, first, r)
+	q.makeRoom(first, r)
 	return kept
 }
 
-// makeRoom evicts for the messages from seq first on; before says how many there were.
-func (q *plainQueue) makeRoom(before int64, first uint64, r *report) {
+// makeRoom evicts for the messages from seq first on.
+func (q *plainQueue) makeRoom(first uint64, r *report) {
 	n, bytes := q.waits(nil)
-	left := n - before
+	left := 0
+	for _, m := range q.messages {
+		if m.seq >= first && (m.state == plainReady || m.state == plainDelayed) {
+			left++
+		}
+	}
 	for q.drops() && first < q.nextSeq && left > 0 && n > 1 && !q.room(n, bytes) {
 		victim := q.first()
 		if victim.seq >= first {
