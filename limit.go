@@ -286,7 +286,8 @@ func (m *machine) bundleRefused(x *bundle, out []effect) ([]refusal, []effect) {
 				sums = append(sums, sum{q: q})
 			}
 			s := &sums[at]
-			if q.knows(p.attributes, p.rest) {
+			// A duplicate needs no room, unless the ack of this bundle or a message before it may make the queue forget its id.
+			if s.messages == 0 && !(x.ack && x.loan.queue == q.def.id) && q.knows(p.attributes, p.rest) {
 				return
 			}
 			s.messages, s.bytes = s.messages+1, s.bytes+int64(p.size)
@@ -410,7 +411,7 @@ func (q *queue) checkLimits(fresh, freshBytes int64, updated bool) {
 	invariant.Check(q.count.Evicted <= q.count.Dead, "queue 12: %d evicted, %d dead", q.count.Evicted, q.count.Dead)
 	invariant.Check(q.turns.over <= q.turns.given, "queue 13: turn %d is over, %d were given", q.turns.over, q.turns.given)
 	invariant.Check(q.turns.given > 0 || q.turns == turns{}, "queue 13: turns %+v", q.turns)
-	if updated || q.count.Forgotten > 0 { // a bundle may forget the id of a duplicate that it brings, which had no room
+	if updated {
 		return
 	}
 	if q.def.Dedup.OnDuplicate == ReplaceWaiting {

@@ -236,7 +236,7 @@ func (p *plainMachine) bundleRefused(ack *settle, parts []plainPart, r *report) 
 				q.settled(r)
 			}
 			rested[id] = true
-			if q.knows(part.msg, false) {
+			if more[id] == 0 && (ack == nil || ack.queue != id) && q.knows(part.msg, false) {
 				continue
 			}
 			more[id]++

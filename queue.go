@@ -29,8 +29,7 @@ type instant int64
 //  10. If ids last until their messages are done, each is that of a message which is ready, on loan or delayed.
 //  11. If duplicates change what waits, the id of each delayed message says when that is ready.
 //  12. What waits and was never handed out is within the limits, but for a dead letter that is too large even alone, for
-//     duplicates that took the place of smaller ones, for limits that were changed, and for a duplicate in a bundle whose
-//     id was forgotten for another message of that bundle, at Dedup.MaxIDs.
+//     duplicates that took the place of smaller ones, and for limits that were changed.
 //  13. Turns are over only if they were given.
 type queue struct {
 	def     queueDef
