@@ -117,6 +117,11 @@ func (tt *timetable) spanAt(t instant) span {
 	at := time.Unix(0, int64(t)).In(tt.loc)
 	s := span{offset: offsetOf(at)}
 	start, end := at.ZoneBounds()
+	if !end.IsZero() && !end.After(at) {
+		// Beyond the table of a zone, package time has a year end after 365 days. So the last day of a leap year
+		// is behind the end that it is given; it is a span of its own.
+		end = time.Date(at.UTC().Year()+1, 1, 1, 0, 0, 0, 0, time.UTC)
+	}
 	if !start.IsZero() && start.Year() > 1678 {
 		s.start, s.before = instant(start.UnixNano()), offsetOf(start.Add(-1))
 	}

@@ -263,9 +263,34 @@ func TestFireID(t *testing.T) {
 	require.Nil(t, validateName("Message.ID", longest), fmt.Sprint(len(longest)))
 }
 
+// The spans of a zone follow one another without a gap, also beyond the years that its table lists and over the last
+// day of a leap year.
+func TestSpansFollowOneAnother(t *testing.T) {
+	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Tehran", "UTC"}
+	for _, zone := range zones {
+		tt, bad := newTimetable(Schedule{Cron: "0 0 31 3 *", TimeZone: zone}, 0)
+		require.Nil(t, bad)
+		at := instant(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
+		s := tt.spanAt(at)
+		for n := 0; s.end != 0; n++ {
+			require.Less(t, n, 2000, "%s has no end", zone)
+			require.Greater(t, s.end, at, "%s: %v", zone, time.Unix(0, int64(at)).UTC())
+			require.Equal(t, s.offset, tt.spanAt(s.end-1).offset, zone)
+			at, s = s.end, tt.spanAt(s.end)
+		}
+		fires := 0
+		for at = 1_893_456_000_000_000_000; at != never; fires++ {
+			at = tt.after(at)
+		}
+		require.Equal(t, 2261-2030+1+1, fires, "%s: one a year, and never", zone)
+	}
+}
+
 // No text makes the parser panic or hang.
 func FuzzCron(f *testing.F) {
-	for _, s := range []string{"* * * * *", "TZ=", "@every 1s", "*/5 1-3,5 ? JAN-MAR/2 SUN", "CRON_TZ=x", "@daily", "0 0 31 2 *"} {
+	for _, s := range []string{
+		"* * * * *", "TZ=", "@every 1s", "*/5 1-3,5 ? JAN-MAR/2 SUN", "CRON_TZ=x", "@daily", "0 0 31 2 *", "0 0 31 3 *",
+	} {
 		f.Add(s, "Europe/Berlin")
 	}
 	f.Fuzz(func(t *testing.T, text, zone string) {
