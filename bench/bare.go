@@ -171,7 +171,7 @@ func bareCycle(queues int) func(*Bench, limit) (int, []time.Duration, error) {
 			for l := l.share(queues); !l.soon(n); n++ {
 				p.publish(q, b.body)
 				p.wait(b.cfg.InFlight - 1)
-				w.publish()
+				w.publish(1)
 			}
 			p.wait(0)
 			w.wait(0)

@@ -52,6 +52,7 @@ func BenchmarkW2(b *testing.B) { benchmark(b, "W2") }
 func BenchmarkW3(b *testing.B) { benchmark(b, "W3") }
 func BenchmarkW4(b *testing.B) { benchmark(b, "W4") }
 func BenchmarkW5(b *testing.B) { benchmark(b, "W5") }
+func BenchmarkW6(b *testing.B) { benchmark(b, "W6") }
 
 func benchmark(b *testing.B, name string) {
 	shared, err := opened()

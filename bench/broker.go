@@ -95,9 +95,12 @@ func consumeNext(ctx context.Context, s *bourse.Subscription, w *window) error {
 	}
 }
 
+// consumedAtOnce is the most that a call of NextBatch asks for.
+const consumedAtOnce = 256
+
 func consumeBatch(ctx context.Context, s *bourse.Subscription, w *window) error {
 	for {
-		ds, err := s.NextBatch(ctx, 256)
+		ds, err := s.NextBatch(ctx, consumedAtOnce)
 		if err != nil {
 			return err
 		}
@@ -136,7 +139,7 @@ func (b *Bench) cycle(queue string, consume consumer, l limit) (int, error) {
 	n := 0
 	for ; err == nil && !l.soon(n); n++ {
 		err = ring.add(b.ctx, b.broker.PublishAsync(b.ctx, message))
-		w.publish()
+		w.publish(1)
 	}
 	if err == nil {
 		if err = ring.wait(b.ctx); err == nil {
@@ -190,7 +193,7 @@ func (b *Bench) brokerPaced(l limit) (int, []time.Duration, error) {
 		message := b.message
 		message.Body = body
 		if err = ring.add(b.ctx, b.broker.PublishAsync(b.ctx, message)); err == nil {
-			w.publish()
+			w.publish(1)
 		}
 		return err
 	})

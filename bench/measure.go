@@ -107,9 +107,9 @@ func newWindow(ahead int) *window {
 
 func (w *window) behind() int64 { return w.published.Load() - w.acked.Load() }
 
-// publish counts one in, and waits if that is one too many until half of them are acked.
-func (w *window) publish() {
-	w.published.Add(1)
+// publish counts n in, and waits if that is too many until half of the most are acked.
+func (w *window) publish(n int) {
+	w.published.Add(int64(n))
 	if w.behind() >= w.ahead {
 		w.wait(w.ahead / 2)
 	}

@@ -20,6 +20,7 @@ type Config struct {
 	Payload  int           // bytes of a body; default 1,024
 	InFlight int           // publishes that one publisher has not confirmed; default 1,000
 	Prefetch int           // of a consumer; default 1,000
+	Batch    int           // messages of a PublishBatch of W6; default 256
 	Ahead    int           // messages of one queue that are published and not acked, at most; default 10,000
 	Rate     int           // messages per second of W5; default 1,000
 	Duration time.Duration // of one run of one side; default 2 seconds
@@ -30,7 +31,7 @@ func (c Config) withDefaults() Config {
 	for _, d := range []struct {
 		field *int
 		value int
-	}{{&c.Payload, 1024}, {&c.InFlight, 1000}, {&c.Prefetch, 1000}, {&c.Ahead, 10_000}, {&c.Rate, 1000}} {
+	}{{&c.Payload, 1024}, {&c.InFlight, 1000}, {&c.Prefetch, 1000}, {&c.Batch, 256}, {&c.Ahead, 10_000}, {&c.Rate, 1000}} {
 		if *d.field == 0 {
 			*d.field = d.value
 		}
@@ -43,18 +44,19 @@ func (c Config) withDefaults() Config {
 
 // String is one line for the top of a table.
 func (c Config) String() string {
-	return fmt.Sprintf("bodies of %d bytes, durable (synced before the confirm), prefetch %d, %d in flight per publisher, "+
-		"at most %d published and not acked per queue", c.Payload, c.Prefetch, c.InFlight, c.Ahead)
+	return fmt.Sprintf("bodies of %d bytes, durable (synced before the confirm) but for W6, prefetch %d, %d in flight per publisher, "+
+		"batches of %d, at most %d published and not acked per queue", c.Payload, c.Prefetch, c.InFlight, c.Batch, c.Ahead)
 }
 
-// wideQueues is the number of queues of W3, each with a publisher and a consumer.
+// wideQueues is the number of queues of W3 and W6, each with a publisher and a consumer.
 const wideQueues = 8
 
 // Scenario is one way to use a queue.
 type Scenario struct {
-	Name    string // W1 to W5, and the style
+	Name    string // W1 to W6, and the style
 	Title   string
 	Latency bool // it measures time, not throughput
+	Memory  bool // its floor has no log either
 	// They return the number of messages, and for latencies the time of each.
 	floor, bare, broker func(*Bench, limit) (int, []time.Duration, error)
 }
@@ -73,24 +75,26 @@ func (s Side) String() string { return [...]string{"floor", "bare log", "bourse"
 // Scenarios returns all of them, in the order of a table.
 func Scenarios() []Scenario {
 	return []Scenario{
-		{"W1/PublishAsync", "publish and confirm, 1 goroutine", false,
+		{"W1/PublishAsync", "publish and confirm, 1 goroutine", false, false,
 			(*Bench).floorPublish, (*Bench).barePublish, (*Bench).publishAsync},
-		{"W1/PublishBatch", "the same in batches", false,
+		{"W1/PublishBatch", "the same in batches", false, false,
 			(*Bench).floorPublish, (*Bench).barePublish, (*Bench).publishBatch},
-		{"W1/Publish", "the same, one goroutine for each in flight", false,
+		{"W1/Publish", "the same, one goroutine for each in flight", false, false,
 			(*Bench).floorPublish, (*Bench).barePublish, (*Bench).publishSync},
-		{"W2/Next", "publish, consume and ack, 1 queue", false,
+		{"W2/Next", "publish, consume and ack, 1 queue", false, false,
 			floorCycle(1), bareCycle(1), brokerCycle(1, consumeNext)},
-		{"W2/NextBatch", "the same, NextBatch and AckUpTo", false,
+		{"W2/NextBatch", "the same, NextBatch and AckUpTo", false, false,
 			floorCycle(1), bareCycle(1), brokerCycle(1, consumeBatch)},
-		{"W3/Next", "publish, consume and ack, 8 queues", false,
+		{"W3/Next", "publish, consume and ack, 8 queues", false, false,
 			floorCycle(wideQueues), bareCycle(wideQueues), brokerCycle(wideQueues, consumeNext)},
-		{"W3/NextBatch", "the same, NextBatch and AckUpTo", false,
+		{"W3/NextBatch", "the same, NextBatch and AckUpTo", false, false,
 			floorCycle(wideQueues), bareCycle(wideQueues), brokerCycle(wideQueues, consumeBatch)},
-		{"W4", "publish to confirm, one at a time", true,
+		{"W4", "publish to confirm, one at a time", true, false,
 			(*Bench).floorAlone, (*Bench).bareAlone, (*Bench).brokerAlone},
-		{"W5", "publish to delivery, paced", true,
+		{"W5", "publish to delivery, paced", true, false,
 			(*Bench).floorPaced, (*Bench).barePaced, (*Bench).brokerPaced},
+		{"W6/Batch", "transient: publish, consume and ack in batches, 8 queues", false, true,
+			channelCycle(wideQueues), sliceCycle(wideQueues), transientCycle(wideQueues)},
 	}
 }
 
@@ -125,7 +129,7 @@ func Open(cfg Config) (*Bench, error) {
 	}
 	var declarations []bourse.Declaration
 	for i := range wideQueues {
-		declarations = append(declarations, bourse.Queue{Name: wideName(i)})
+		declarations = append(declarations, bourse.Queue{Name: wideName(i)}, bourse.Queue{Name: transientName(i), Transient: true})
 	}
 	if err = b.broker.Declare(b.ctx, declarations...); err == nil {
 		var sizes recordSizes

@@ -10,6 +10,7 @@ const yardsticks = `Floor: what one would write in Go without a broker, a preall
 each publish, a channel of messages to the consumer, bodies of its own, and a record for each ack.
 Bare log: the disk and the checksums alone, which counts confirms instead of giving them, hands over all there is at
 once, and overwrites what it stored.
+W6: the floor is a Go channel for each queue, the bare one a slice under a lock; nothing comes back from either.
 `
 
 // Header prints what the figures of a table mean nothing without.
