@@ -202,6 +202,7 @@ func (q *queue) check(updated bool) {
 	q.checkIDs(alive)
 	q.checkGroups(updated)
 	q.checkLimits(fresh, freshBytes, updated)
+	q.checkActivations()
 }
 
 func (r *readySet) check(once func(entry, bool)) {
@@ -287,7 +288,7 @@ func (l *ledger) check(r *roster, once func(entry, bool)) {
 func (r *roster) check() {
 	eligible := 0
 	for _, c := range r.all {
-		room := c.outstanding < c.prefetch
+		room := c.outstanding < c.prefetch && !c.standby
 		invariant.Check(room == (c.place >= 0), "roster 2: consumer %x, %d of %d, place %d", c.id, c.outstanding, c.prefetch, c.place)
 		if room {
 			invariant.Check(r.eligible[c.place] == c, "roster 2: consumer %x is not at its place", c.id)

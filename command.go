@@ -304,10 +304,11 @@ const (
 	effectWake                           // propose a tick no earlier than at; replaces the last wake; at 0: none
 	effectTopology                       // the topology has changed
 	effectFire                           // say what the schedule with the number seq does at; at 0: when it begins
+	effectActive                         // the consumer is the active one from now on, with the epoch seq
 )
 
 func (k effectKind) String() string {
-	names := [...]string{"", "deliver", "withdraw", "gone", "forward", "free", "wake", "topology", "fire"}
+	names := [...]string{"", "deliver", "withdraw", "gone", "forward", "free", "wake", "topology", "fire", "active"}
 	if int(k) < len(names) {
 		return names[k]
 	}

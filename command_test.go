@@ -212,7 +212,8 @@ func TestAnswerErrorRoundTrip(t *testing.T) {
 }
 
 func TestEffectNames(t *testing.T) {
-	require.Equal(t, "deliver withdraw gone forward free wake topology fire unknown", fmt.Sprintf("%v %v %v %v %v %v %v %v %v",
-		effectDeliver, effectWithdraw, effectGone, effectForward, effectFree, effectWake, effectTopology, effectFire, effectFire+1))
+	require.Equal(t, "deliver withdraw gone forward free wake topology fire active unknown", fmt.Sprintf("%v %v %v %v %v %v %v %v %v %v",
+		effectDeliver, effectWithdraw, effectGone, effectForward, effectFree, effectWake, effectTopology, effectFire,
+		effectActive, effectActive+1))
 	require.Equal(t, "rejected delivery_limit unknown", fmt.Sprintf("%v %v %v", deadRejected, deadLimit, deathReason(0)))
 }

@@ -145,6 +145,11 @@ type Queue struct {
 	// GroupConcurrency is how many messages with one Message.GroupID may be on loan, or resting after a failure, at a time: 1
 	// (default) to MaxGroupConcurrency, or NoLimit, with which groups only take turns. With more than one they begin in order.
 	GroupConcurrency int
+	// SingleActiveConsumer lets one subscription at a time have messages: the first one that came, until it ends. What it holds is
+	// back in its place before another gets anything, and that is, of those that are there, the one of the highest
+	// SubscribeOptions.Priority, among equals the one that came first. One that comes later takes over from nobody, whatever its
+	// priority. Each change has a new epoch, see Delivery.Epoch. Get is refused. It is fixed when the queue is declared.
+	SingleActiveConsumer bool
 	// DeadLetter says where the dead go. Default: to ParkingQueue.
 	DeadLetter DeadLetter
 	// Dedup says which publishes are repetitions. Default: none.
@@ -447,6 +452,7 @@ func (d Queue) compare(have Queue) error {
 	d.Retry.compare(have.Retry, &f)
 	f.add("TTL", have.TTL.String(), d.TTL.String())
 	f.add("GroupConcurrency", retriesText(have.GroupConcurrency), retriesText(d.GroupConcurrency))
+	f.add("SingleActiveConsumer", strconv.FormatBool(have.SingleActiveConsumer), strconv.FormatBool(d.SingleActiveConsumer))
 	f.add("AckDeadline", have.AckDeadline.String(), d.AckDeadline.String())
 	f.add("Transient", strconv.FormatBool(have.Transient), strconv.FormatBool(d.Transient))
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
@@ -556,6 +562,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
 	dst = wire.AppendVarint(dst, int64(d.TTL))
 	dst = wire.AppendVarint(dst, int64(d.GroupConcurrency))
+	dst = wire.AppendBool(dst, d.SingleActiveConsumer)
 	dst = wire.AppendBool(dst, d.Transient)
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
@@ -565,22 +572,23 @@ func (d Queue) appendTo(dst []byte) []byte {
 
 func decodeQueue(r *wire.Reader) Queue {
 	return Queue{
-		Name:             r.String(),
-		Priorities:       decodeInt(r),
-		Fairness:         decodeFairness(r),
-		BumpOnRedelivery: r.Bool(),
-		MaxMessages:      r.Varint(),
-		MaxBytes:         r.Varint(),
-		Overflow:         Overflow(r.Byte()),
-		MaxRetries:       decodeInt(r),
-		Retry:            decodeBackoff(r),
-		AckDeadline:      time.Duration(r.Varint()),
-		TTL:              time.Duration(r.Varint()),
-		GroupConcurrency: decodeInt(r),
-		Transient:        r.Bool(),
-		DeadLetter:       DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
-		Dedup:            decodeDedup(r),
-		Inbox:            decodeInboxMemory(r),
+		Name:                 r.String(),
+		Priorities:           decodeInt(r),
+		Fairness:             decodeFairness(r),
+		BumpOnRedelivery:     r.Bool(),
+		MaxMessages:          r.Varint(),
+		MaxBytes:             r.Varint(),
+		Overflow:             Overflow(r.Byte()),
+		MaxRetries:           decodeInt(r),
+		Retry:                decodeBackoff(r),
+		AckDeadline:          time.Duration(r.Varint()),
+		TTL:                  time.Duration(r.Varint()),
+		GroupConcurrency:     decodeInt(r),
+		SingleActiveConsumer: r.Bool(),
+		Transient:            r.Bool(),
+		DeadLetter:           DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
+		Dedup:                decodeDedup(r),
+		Inbox:                decodeInboxMemory(r),
 	}
 }
 

@@ -188,6 +188,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 			Inbox: InboxMemory{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
 		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true},
+		Queue{SingleActiveConsumer: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
 		Schedule{Name: "s", Cron: "@daily", TimeZone: "Europe/Paris", CatchUp: CatchUpAll, Message: Message{Exchange: "e", RoutingKey: "k",
 			Priority: 7, TTL: time.Hour, Headers: map[string]any{"a": "b"}, Body: []byte("body")}},

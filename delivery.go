@@ -144,6 +144,18 @@ func (d *Delivery) Redelivered() bool { return d.Deliveries > 1 }
 // Deadline is when the loan ends unless it is settled or extended, on the broker's clock.
 func (d *Delivery) Deadline() time.Time { return time.Unix(0, d.loan.deadline.Load()) }
 
+// Epoch is a fencing token for what the consumer does outside of the broker, where Queue.SingleActiveConsumer is set; else it is 0.
+// All deliveries of a subscription have the same, and those of one that became active later have a higher one, also after a crash,
+// a restart, or the queue's deletion and new declaration. So a resource that keeps the highest epoch which it has seen, and refuses
+// what comes with a lower one, is safe from a consumer that has been replaced and does not know yet. The
+// broker does the same: what such a consumer says of its deliveries is ErrStaleDelivery or ErrUnknownDelivery, and changes nothing.
+func (d *Delivery) Epoch() uint64 {
+	if d.loan.sub == nil {
+		return 0
+	}
+	return d.loan.sub.epoch.Load()
+}
+
 // Ack says done: the message is removed.
 func (d *Delivery) Ack() error { return d.settle("ack", verdictAck, 0, "", nil) }
 

@@ -81,6 +81,7 @@
 //	(pausing a queue)                          Broker.Pause, Broker.Resume
 //	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch
 //	x-priority of basic.consume                SubscribeOptions.Priority
+//	x-single-active-consumer                   Queue.SingleActiveConsumer, and Delivery.Epoch against late ones
 //	basic.deliver                              Subscription.Next, NextBatch, All
 //	basic.get                                  Broker.Get
 //	basic.ack                                  Delivery.Ack, AckSync
@@ -93,5 +94,6 @@
 // that it was one; a returned message goes to its old place in its level, not behind other returns; a missed
 // deadline takes back that delivery alone; a message that died by rejection or retries is never dropped
 // without being told to; a dead-letter cycle parks the message instead of dropping it; what a closed subscription
-// held goes back without a count; and a missing priority is 0.
+// held goes back without a count; a missing priority is 0; and a single active consumer is so until it ends, also
+// if one of a higher priority comes, to which a quorum queue would change over.
 package bourse

@@ -6,7 +6,7 @@ import (
 )
 
 // Get takes one message from queue, at once and without a subscription: ErrEmpty if none is ready, ErrHeldBack if
-// the queue is paused. The delivery is
+// the queue is paused, an *InvalidError if it is one with a SingleActiveConsumer. The delivery is
 // settled like any other; what is not is given back when the broker is closed. It suits tests and tools; each
 // Get costs a round trip through the log, which a Subscription does not.
 func (b *Broker) Get(ctx context.Context, queue string) (*Delivery, error) {
@@ -96,6 +96,9 @@ func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error
 	def, ok := b.topology.Load().queue(queue)
 	if !ok {
 		return nil, ErrNotFound
+	}
+	if def.SingleActiveConsumer {
+		return nil, invalid("Queue.SingleActiveConsumer", "is set, so only a subscription can have messages")
 	}
 	b.mu.Lock()
 	s := b.pullers[def.id]

@@ -205,6 +205,7 @@ type consumer struct {
 	newest      slotID
 	priority    int32 // the higher is served first
 	pull        bool  // attached without a prefetch
+	standby     bool  // another consumer is active, see activations
 	place       int   // in roster.eligible; -1: not eligible
 }
 
@@ -214,7 +215,7 @@ type consumer struct {
 // Invariants, tested by check:
 //  1. outstanding <= prefetch, except after the prefetch was lowered and for consumers
 //     without one.
-//  2. A consumer is in eligible if and only if outstanding < prefetch.
+//  2. A consumer is in eligible if and only if outstanding < prefetch and it does not stand by.
 //  3. eligible is a heap: no element comes before its parent.
 type roster struct {
 	all      []*consumer // in order of attachment
@@ -270,9 +271,9 @@ func (r *roster) before(i, j int) bool {
 	return a.id < b.id
 }
 
-// fix restores the invariants after c.outstanding, c.prefetch or c.turn changed.
+// fix restores the invariants after c.outstanding, c.prefetch, c.turn or c.standby changed.
 func (r *roster) fix(c *consumer) {
-	room := c.outstanding < c.prefetch
+	room := c.outstanding < c.prefetch && !c.standby
 	switch {
 	case room && c.place < 0:
 		c.place = len(r.eligible)

@@ -218,10 +218,10 @@ func (m *machine) at(id queueID) *queue {
 	return q
 }
 
-// touch finishes a command on q: what is due happens, what is ready goes to who has room, and the timer
-// is set.
+// touch finishes a command on q: what is due happens, a consumer becomes active if one must, what is ready goes to who has room,
+// and the timer is set.
 func (m *machine) touch(q *queue, out []effect) []effect {
-	out = q.lapse(q.dispatch(q.expire(out)))
+	out = q.lapse(q.dispatch(q.elect(q.expire(out))))
 	m.arm(q)
 	return out
 }
@@ -379,7 +379,7 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	if holder == nil {
 		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
 	}
-	if q.shut() {
+	if q.shut() || q.def.SingleActiveConsumer {
 		return Answer{Code: answerHeld}, m.touch(q, out)
 	}
 	if !q.servable() {

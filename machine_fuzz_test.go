@@ -72,6 +72,8 @@ func (p *interpreter) declaration() Queue {
 	if f := p.byte(); def.Priorities > 1 {
 		def.Fairness = Fairness{LowerOneIn: []int{0, 2, 5}[f%3], Aging: []time.Duration{0, time.Second, time.Minute}[f/3%3]}
 		def.BumpOnRedelivery = f/9%2 == 1
+	} else {
+		def.SingleActiveConsumer = f%3 == 1
 	}
 	return def
 }

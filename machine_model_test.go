@@ -39,7 +39,7 @@ func TestMachineModel(t *testing.T) {
 	t.Logf("seed %d: %+v", seed, total)
 	if total.commands >= 100_000 {
 		for name, n := range map[string]int{
-			"fires":  total.fires,
+			"fires": total.fires, "activations": total.activations, "successions": total.successions,
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
 			"delays": total.delays, "expired messages": total.expired, "updates": total.updates, "held groups": total.held,
@@ -67,6 +67,7 @@ type walkCount struct {
 	evicted, entered                                           int
 	amended                                                    [amendReplay + 1]int
 	fires                                                      int
+	activations, successions                                   int
 	refusals                                                   [refusedWaits + 1]int
 }
 
@@ -85,6 +86,8 @@ func (c *walkCount) add(o walkCount) {
 	c.sessions += o.sessions
 	c.delays += o.delays
 	c.fires += o.fires
+	c.activations += o.activations
+	c.successions += o.successions
 	c.expired += o.expired
 	for i, n := range o.amended {
 		c.amended[i] += n
@@ -121,6 +124,9 @@ type walker struct {
 	past  []settle // verdicts already given, to give again
 	ids   uint32   // consumers given an id in this session
 	gone  []queueID
+
+	lastEpoch map[string]uint64 // of each name of a queue
+
 	count walkCount
 }
 
@@ -135,7 +141,7 @@ type logged struct {
 func walkOnce(t *testing.T, seed uint64) walkCount {
 	w := &walker{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: newMachine(roleAll, newTopology(topologyLimits{})), p: newPlainMachine(),
-		held: map[Ref]int{}, clock: instant(1_700_000_000 * time.Second),
+		held: map[Ref]int{}, lastEpoch: map[string]uint64{}, clock: instant(1_700_000_000 * time.Second),
 	}
 	defer func() {
 		if r := recover(); r != nil {
@@ -207,7 +213,7 @@ func (w *walker) account(e *effect) {
 func (r *report) emptied() report {
 	return report{
 		delivered: r.delivered[:0], withdrawn: r.withdrawn[:0], gone: r.gone[:0], forward: r.forward[:0], freed: r.freed[:0],
-		refused: r.refused[:0],
+		refused: r.refused[:0], activated: r.activated[:0],
 	}
 }
 
@@ -226,6 +232,8 @@ func (r *report) add(e *effect) {
 		r.freed = append(r.freed, e.ref)
 	case effectTopology:
 		r.topology = true
+	case effectActive:
+		r.activated = append(r.activated, plainActive{tag, e.seq})
 	case effectFire:
 		r.fires = append(r.fires, plainFire{scheduleID(e.seq), e.at})
 	}
@@ -243,6 +251,7 @@ func (w *walker) agree(got, want uint64) {
 	w.t.Helper()
 	w.same("answer", got, want)
 	w.lists()
+	w.epochs()
 	w.refused()
 	for i := range w.out {
 		if e := &w.out[i]; e.kind == effectDeliver {
@@ -297,6 +306,9 @@ func (w *walker) lists() {
 	}
 	if !slices.Equal(w.got.freed, w.want.freed) {
 		w.t.Fatalf("freed %v, want %v", w.got.freed, w.want.freed)
+	}
+	if !slices.Equal(w.got.activated, w.want.activated) {
+		w.t.Fatalf("activated %v, want %v", w.got.activated, w.want.activated)
 	}
 	if !slices.Equal(w.got.fires, w.want.fires) {
 		w.t.Fatalf("fires %v, want %v", w.got.fires, w.want.fires)
@@ -406,6 +418,7 @@ func (w *walker) stateOf(q *queue, p *plainQueue) {
 		}
 	}
 	w.known(q, p)
+	w.activations(q, p)
 	w.same("consumers", len(q.roster.all), len(p.consumers))
 	for i, c := range q.roster.all {
 		pc := p.consumers[i]

@@ -127,7 +127,7 @@ func (p *plainMachine) take(c take, r *report) (uint64, plainLoan) {
 	switch {
 	case have == nil:
 		code = answerStale
-	case q.paused:
+	case q.paused || q.def.SingleActiveConsumer:
 		code = answerHeld
 	case m == nil:
 		code = answerEmpty
@@ -258,6 +258,8 @@ func (p *plainMachine) update(def Queue, r *report) error {
 		return ErrInvalid
 	case q.def.equal(def):
 		return nil
+	case q.def.SingleActiveConsumer != def.SingleActiveConsumer:
+		return ErrPrecondition
 	}
 	q.now = p.now
 	q.forget()

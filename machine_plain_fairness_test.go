@@ -86,7 +86,7 @@ func (q *plainQueue) eligible() *plainConsumer {
 	load := 0
 	for _, c := range q.consumers {
 		n := q.outstanding(c)
-		if n >= c.prefetch {
+		if n >= c.prefetch || !q.mayHave(c) {
 			continue
 		}
 		if best != nil && best.priority > c.priority {

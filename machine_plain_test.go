@@ -42,6 +42,9 @@ type plainQueue struct {
 	waiting []uint64 // turns of publishes that were told to wait, and did not come in yet
 	given   uint64   // of those turns
 	stalled bool
+
+	active      *plainConsumer // it may be gone
+	activations uint64
 }
 
 type plainState int
@@ -99,6 +102,7 @@ type report struct {
 	stored    int // queues that have the message, or had it; not compared if all have
 	topology  bool
 	fires     []plainFire
+	activated []plainActive
 }
 
 // plainFire is the question what a schedule does.
@@ -275,6 +279,7 @@ func (q *plainQueue) lend(m *plainMessage, c *plainConsumer) plainLoan {
 // settle lets what is due happen and hands out what can be. What then still must not wait dies.
 func (q *plainQueue) settled(r *report) {
 	q.due(r)
+	q.elect(r)
 	for {
 		m, c := q.next(), q.eligible()
 		if m == nil || c == nil || q.paused {

@@ -22,8 +22,8 @@ import (
 // nothing but when it asks to be woken.
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
-//	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump] [max=N] [max-bytes=N] [overflow=drop|dead-letter|block]
-//	update q [the same]
+//	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump] [max=N] [max-bytes=N] [overflow=drop|dead-letter|block] [single]
+//	update q [the same]               single: one active consumer
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
 //	open [lost] | attach c1 q [prefetch=N] [priority=N] | detach c1 [lost]
@@ -359,7 +359,7 @@ func (s *script) definition(a *scriptArgs) Queue {
 		def.GroupConcurrency = a.number("groups", 0)
 	}
 	def.Fairness = Fairness{LowerOneIn: a.number("lower-one-in", 0), Aging: a.duration("aging", 0)}
-	def.BumpOnRedelivery = a.has("bump")
+	def.BumpOnRedelivery, def.SingleActiveConsumer = a.has("bump"), a.has("single")
 	def.MaxMessages, def.MaxBytes = int64(a.number("max", 0)), int64(a.number("max-bytes", 0))
 	def.Overflow = map[string]Overflow{"drop": DropHead, "dead-letter": DeadLetterHead, "block": Block}[a.value["overflow"]]
 	switch retries := a.value["retries"]; retries {
@@ -572,6 +572,8 @@ func (s *script) effects(out []effect) {
 			}
 		case effectTopology:
 			s.say("topology")
+		case effectActive:
+			s.say("active %s epoch %d.%d", s.consumerName(e.consumer), e.seq>>32, uint32(e.seq))
 		case effectFire:
 			s.say("ask %s at %s", s.scheduleName(scheduleID(e.seq)), s.timeOf(e.at))
 		default:
@@ -625,6 +627,9 @@ func (s *script) show(q *queue) {
 		for slot := c.oldest; slot != noSlot; slot = q.ledger.slots[slot].newerOf {
 			ln := &q.ledger.slots[slot]
 			text += fmt.Sprintf(" %s(%d)", s.messages[ln.ref], ln.tag)
+		}
+		if q.activations.active == c {
+			text += " active"
 		}
 		s.say("%s", text)
 	}

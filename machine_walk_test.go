@@ -549,6 +549,7 @@ func (w *walker) settings(def *Queue) {
 	def.Inbox = []InboxMemory{{}, {}, {Window: time.Second}, {Window: time.Hour, MaxIDs: 3}}[w.rng.IntN(4)]
 	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 	w.limits(def)
+	def.SingleActiveConsumer = w.one(4)
 }
 
 // update changes some fields of a queue, or all.
@@ -579,6 +580,9 @@ func (w *walker) update() {
 		}
 	} else {
 		w.settings(&def)
+		if q := w.p.named(def.Name); q != nil && !w.one(8) {
+			def.SingleActiveConsumer = q.def.SingleActiveConsumer // it is fixed
+		}
 	}
 	at := w.at()
 	res := w.propose(at, appendUpdate(nil, at, def))

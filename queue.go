@@ -18,7 +18,8 @@ type instant int64
 //  1. Each message that was accepted is in exactly one account: ready, on loan, delayed,
 //     dying or gone; the accounts add up, in messages and in bytes.
 //  2. A consumer has at most its prefetch on loan.
-//  3. After a command, no message is ready while a consumer has room, unless its group is held or the valve is shut.
+//  3. After a command, no message is ready while a consumer has room and may be served, unless its group is held or the valve is
+//     shut.
 //  4. now never decreases.
 //  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying or the
 //     queue was updated.
@@ -31,6 +32,8 @@ type instant int64
 //  12. What waits and was never handed out is within the limits, but for a dead letter that is too large even alone, for
 //     duplicates that took the place of smaller ones, and for limits that were changed.
 //  13. Turns are over only if they were given.
+//  14. With a single active consumer, only that one has loans and may be served; it is attached, did not come to take, and has an
+//     epoch. Nobody is active only if nobody could be. Without, nothing is known of activations.
 type queue struct {
 	def     queueDef
 	now     instant
@@ -52,6 +55,7 @@ type queue struct {
 	inbox                    idIndex // of what consumers have done
 	timer                    instant // when the machine looks at this queue; 0: not set
 	turns                    turns
+	activations              activations
 	count                    counters
 }
 
@@ -202,7 +206,9 @@ func (q *queue) attach(id consumerID, prefetch, priority int32) {
 		q.roster.fix(c)
 		return
 	}
-	q.roster.attach(&consumer{id: id, prefetch: prefetch, priority: priority, pull: prefetch == 0})
+	q.roster.attach(&consumer{
+		id: id, prefetch: prefetch, priority: priority, pull: prefetch == 0, standby: q.def.SingleActiveConsumer,
+	})
 }
 
 // detach removes a consumer. Its loans come back to their old places: without a failure if it left
@@ -225,6 +231,7 @@ func (q *queue) detach(id consumerID, failed bool, out []effect) (bool, []effect
 		}
 	}
 	q.roster.detach(c)
+	q.retire(c)
 	return true, out
 }
 

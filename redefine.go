@@ -15,7 +15,8 @@ import (
 // declared, whenever a replica opens it, and changes only by its own log, so that all replicas see each message under
 // the same rules.
 
-// mutable are the fields that Broker.Update changes. What is not here is fixed when a queue is declared.
+// mutable are the fields that Broker.Update changes. What is not here is fixed when a queue is declared: its name, Transient, and
+// SingleActiveConsumer, since several consumers might hold messages when it began to count.
 var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.Priorities = to.Priorities },
 	func(q, to *Queue) { q.Fairness, q.BumpOnRedelivery = to.Fairness, to.BumpOnRedelivery },

@@ -335,6 +335,7 @@ func TestRefusals(t *testing.T) {
 	redeclare("Retry.Pauses", func(d *bourse.Queue) { d.Retry = bourse.Backoff{Pauses: []time.Duration{1, 2}} })
 	redeclare("TTL", func(d *bourse.Queue) { d.TTL = time.Minute })
 	redeclare("GroupConcurrency", func(d *bourse.Queue) { d.GroupConcurrency = 2 })
+	redeclare("SingleActiveConsumer", func(d *bourse.Queue) { d.SingleActiveConsumer = true })
 	redeclare("AckDeadline", func(d *bourse.Queue) { d.AckDeadline = 0 })
 	redeclare("DeadLetter.Exchange", func(d *bourse.Queue) { d.DeadLetter.Exchange = "direct" })
 	redeclare("Dedup.Window", func(d *bourse.Queue) { d.Dedup.Window = 1 })

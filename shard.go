@@ -89,6 +89,10 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 				}
 				sub.incoming = append(sub.incoming, e.lent())
 			}
+		case effectActive:
+			if sub := s.subs[e.consumer]; sub != nil {
+				sub.epoch.Store(e.seq)
+			}
 		case effectWithdraw:
 			if sub := s.subs[e.consumer]; sub != nil {
 				sub.push() // it may be among these

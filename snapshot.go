@@ -30,6 +30,7 @@ import (
 //	          delayed   count, then by time: at, entry
 //	          dying     count, then by seq: entry, at, reason, note
 //	          consumers count, then by attachment: id, prefetch, priority, pull, lastTag, turn
+//	          active    with Queue.SingleActiveConsumer: activations, place of the active consumer from 1 or 0
 //	          slots     length, count of loans in the order of their deadlines, those in the
 //	                    list first: slot, consumer's place, tag, deadline, extended, entry
 //	          free      slots, the top of the stack last
@@ -158,6 +159,7 @@ func (q *queue) view() queueView {
 		v.tail = wire.AppendUvarint(v.tail, c.lastTag)
 		v.tail = wire.AppendUvarint(v.tail, c.turn)
 	}
+	v.tail = q.appendActivations(v.tail)
 	v.tail = q.appendLoans(v.tail)
 	return v
 }
@@ -425,8 +427,9 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 		c.place, c.oldest, c.newest = -1, noSlot, noSlot
 		q.roster.all = append(q.roster.all, c)
 	}
+	q.decodeActivations(r)
 	q.decodeLoans(r, take)
-	if extras != treeLen(q.extras) || q.def.Dedup.UntilDone && ids != q.ids.len() || !q.reseat(seated) {
+	if extras != treeLen(q.extras) || q.def.Dedup.UntilDone && ids != q.ids.len() || !q.reseat(seated) || !q.onlyActiveHolds() {
 		r.Fail()
 	}
 	for _, c := range q.roster.all {

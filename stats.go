@@ -72,6 +72,7 @@ type QueueStats struct {
 
 	Oldest time.Duration // how long the next message has waited since it arrived; 0 if none is ready
 	Paused bool          // by Broker.Pause
+	Epoch  uint64        // of the active consumer, see Queue.SingleActiveConsumer; 0: there is none, or the queue is not of that kind
 	Levels []LevelStats  // by level, from 0; nil if there is only one
 
 	Enqueued  uint64 // messages that arrived
@@ -149,6 +150,7 @@ func (q *queue) stats(now instant) QueueStats {
 		Bytes:     q.ready.bytes + q.ledger.bytes + q.delayedBytes + q.dyingBytes,
 		Consumers: q.consumers(),
 		Paused:    q.valve.paused,
+		Epoch:     q.epoch(),
 		Levels:    q.levels(now),
 		Enqueued:  q.count.Enqueued, Delivered: q.count.Delivered, Acked: q.count.Acked, Failed: q.count.Failed,
 		Released: q.count.Released, TimedOut: q.count.TimedOut, Dead: q.count.Dead,

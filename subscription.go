@@ -40,6 +40,7 @@ type Subscription struct {
 	err   error     // of that Close; written by once
 
 	handed atomic.Uint64 // highest tag that Next has returned
+	epoch  atomic.Uint64 // see Active; set once, before the first loan
 
 	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
 	buffer  []lent     // what the machine has lent and Next has not taken, by tag: buffer[first:]
@@ -97,6 +98,15 @@ func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOpti
 	return s, nil
 }
 
+// attachment is how durable the coming and going of a consumer is. With a single active consumer it is let in on a full disk as it
+// would be without: a consumer is what gives space back.
+func (d queueDef) attachment() durability {
+	if d.SingleActiveConsumer {
+		return freeing
+	}
+	return lazily
+}
+
 // attach makes a subscription known here, then in the log: deliveries may come before the answer.
 func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority int32) (*Subscription, error) {
 	if err := b.open(); err != nil {
@@ -117,7 +127,7 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority in
 		b: b, shard: shard, queue: def, id: shard.newConsumer(), signal: make(chan struct{}, 1),
 	}
 	shard.register(s)
-	answer, err := shard.call(ctx, lazily, func(dst []byte, at instant) []byte {
+	answer, err := shard.call(ctx, def.attachment(), func(dst []byte, at instant) []byte {
 		return attach{queue: def.id, consumer: s.id, prefetch: prefetch, priority: priority}.appendTo(dst, at)
 	})
 	if err == nil {
@@ -405,6 +415,21 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 	return nil
 }
 
+// Active reports whether its queue serves the subscription now: always, until it ends, unless Queue.SingleActiveConsumer is set.
+// Then it does from when the subscription has become the active one, and epoch is what Delivery.Epoch says of its deliveries; else
+// epoch is 0. For the first subscription that is known when Subscribe has returned, for the one that follows when the Close of the
+// one before it has.
+func (s *Subscription) Active() (epoch uint64, active bool) {
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	if ended != nil {
+		return 0, false
+	}
+	epoch = s.epoch.Load()
+	return epoch, epoch != 0 || !s.queue.SingleActiveConsumer
+}
+
 // pause makes the queue send nothing more. What was sent stays.
 func (s *Subscription) pause() {
 	// An error means that nothing is sent any more in any case.
@@ -432,7 +457,7 @@ func (s *Subscription) close() error {
 	if before != nil {
 		return nil // the consumer is gone already: with its queue, its broker or its log
 	}
-	_, err := s.shard.call(context.Background(), lazily, func(dst []byte, at instant) []byte {
+	_, err := s.shard.call(context.Background(), s.queue.attachment(), func(dst []byte, at instant) []byte {
 		return detach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
 	})
 	if err != nil && !errors.Is(err, ErrClosed) {

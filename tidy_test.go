@@ -45,6 +45,7 @@ var pureFiles = []string{
 	"queue.go",
 	"fairness.go",
 	"valve.go",
+	"activation.go",
 	"retry.go",
 	"dedup.go",
 	"group.go",

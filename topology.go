@@ -365,6 +365,9 @@ func (e *editor) addQueue(d Queue) error {
 	if e.queueNames.Len()-1 >= e.limits.queues {
 		return fmt.Errorf("queue %q: the limit is %d queues: %w", d.Name, e.limits.queues, ErrTooMany)
 	}
+	if d.SingleActiveConsumer && e.nextID > lastEpochs {
+		return fmt.Errorf("queue %q: the ids of queues with epochs are used up: %w", d.Name, ErrTooMany)
+	}
 	t := e.write()
 	q := &queueDef{t.nextID, d}
 	t.nextID++

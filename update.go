@@ -15,8 +15,9 @@ import (
 // forgotten if UntilDone takes its place, or the other way round; Inbox.Window from when a message was done. An equal q changes nothing.
 //
 // Errors: an *InvalidError, also for ParkingQueue; ErrNotFound; a *PreconditionError with every field that differs and can
-// only be chosen when the queue is declared. Where queues have logs of their own, the change is in force in Check and Declare
-// first, and in the queue as soon as the node that leads it learns of it; if that is this one, Update waits for it.
+// only be chosen when the queue is declared, Transient and SingleActiveConsumer. Where queues have logs of their own, the change is
+// in force in Check and Declare first, and in the queue as soon as the node that leads it learns of it; if that is this one, Update
+// waits for it.
 func (b *Broker) Update(ctx context.Context, q Queue) error {
 	err := validateDeclarations([]Declaration{q})
 	if err == nil {
