@@ -36,6 +36,8 @@ type refQueue struct {
 	looseTurns map[int]uint64    // by level: when a message without a group was
 	inHand     *refEntry         // on the way to another queue
 
+	active *refConsumer // it may be gone
+
 	seq, turn uint64
 	paused    bool
 	count     bourse.QueueStats
@@ -83,6 +85,7 @@ type refConsumer struct {
 	buffer          []*refLoan
 	settled, stale  map[uint64]bool
 	ended           error
+	epoch           uint64 // as the broker said it first
 	outstandingLoan int
 }
 
@@ -158,10 +161,11 @@ func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 }
 
 func (r *reference) dispatch(q *refQueue) {
+	q.elect()
 	for len(q.heads()) > 0 && !q.paused {
 		var to *refConsumer
 		for _, c := range q.attached {
-			if c.outstandingLoan >= c.prefetch {
+			if c.outstandingLoan >= c.prefetch || !q.serves(c) {
 				continue
 			}
 			if to == nil || c.priority > to.priority || c.priority == to.priority &&
@@ -371,6 +375,9 @@ func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
 	q := r.queue(queue)
 	if q == nil {
 		return nil, nil, bourse.ErrNotFound
+	}
+	if q.SingleActiveConsumer {
+		return nil, nil, bourse.ErrInvalid
 	}
 	i := slices.IndexFunc(q.attached, func(c *refConsumer) bool { return c.pull })
 	if i < 0 {

@@ -56,6 +56,7 @@ type sequence struct {
 	loans []held
 	sent  int
 
+	epochs map[string]uint64 // the highest, by queue
 	chosen map[string]string // what the hash exchange chose, by key and bindings
 }
 
@@ -73,7 +74,8 @@ var (
 )
 
 func newSequence(t *rapid.T) *sequence {
-	s := &sequence{t: t, clock: newHandClock(), fs: new(storage.MemFS), subs: map[int]*bourse.Subscription{}, chosen: map[string]string{}}
+	s := &sequence{t: t, clock: newHandClock(), fs: new(storage.MemFS), subs: map[int]*bourse.Subscription{}, chosen: map[string]string{},
+		epochs: map[string]uint64{}}
 	s.ref = newReference(s.clock)
 	s.openBroker()
 	t.Cleanup(func() { require.NoError(t, s.b.Close()) }) // also when a draw is cut short
@@ -126,6 +128,7 @@ func (s *sequence) queue(name string) bourse.Queue {
 		}),
 		AckDeadline: one(s.t, "deadline", []time.Duration{0, 5 * time.Second, time.Minute}),
 	}
+	q.SingleActiveConsumer = rapid.IntRange(0, 3).Draw(s.t, "single active consumer") == 0
 	q.GroupConcurrency = one(s.t, "group concurrency", []int{0, 0, 2, bourse.NoLimit})
 	q.Dedup = one(s.t, "dedup", []bourse.Dedup{
 		{}, {}, {Window: 20 * time.Second}, {Window: time.Minute, OnDuplicate: bourse.ReplaceWaiting, MaxIDs: 2}, {UntilDone: true},
@@ -225,6 +228,7 @@ func (s *sequence) declare(ds ...bourse.Declaration) {
 
 func (s *sequence) update() {
 	q := s.queue(one(s.t, "queue", modelQueues))
+	s.keepKind(&q)
 	s.same(s.b.Update(ctx, q), s.ref.update(q), "update %+v", q)
 }
 
@@ -383,6 +387,7 @@ func (s *sequence) delivered(d *bourse.Delivery, want *refLoan) {
 	require.True(s.t, want.arrived.Equal(d.EnqueuedAt), "arrival")
 	require.Len(s.t, d.Headers, len(m.Headers))
 	s.seen(d, want.consumer.q)
+	require.Equal(s.t, want.consumer.epoch, d.Epoch())
 }
 
 func (s *sequence) settle() {
@@ -471,10 +476,12 @@ func (s *sequence) reopened(lost bool) {
 func (s *sequence) compare() {
 	barrier(s.t, s.b, s.clock)
 	s.ref.moveDead()
+	s.activity()
 	st := s.b.Stats()
 	var have []bourse.QueueStats
 	references := 0
 	for _, q := range st.Queues {
+		s.epochOf(&q)
 		q.Bytes, q.LengthBytes, q.Oldest, q.IDs, q.InboxIDs = 0, 0, 0, 0, 0
 		have = append(have, q)
 		references += q.Ready + q.Unacked + q.Delayed + q.Dying

@@ -54,6 +54,9 @@ func (r *reference) update(d bourse.Queue) error {
 	if q == nil {
 		return bourse.ErrNotFound
 	}
+	if q.SingleActiveConsumer != d.SingleActiveConsumer {
+		return bourse.ErrPrecondition
+	}
 	was := q.Queue
 	q.Queue = withDefaults(d)
 	q.rememberAnew(was.Dedup, r.clock.Now())
