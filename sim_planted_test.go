@@ -74,6 +74,13 @@ var mistakes = []struct{ name, file, right, wrong string }{
 	{"a snapshot ends delays", "snapshot.go", "d := delayed{at: instant(r.Varint()), entry: take()}", "d := delayed{at: instant(r.Varint() &^ (1<<62 - 1)), entry: take()}"},
 	{"a snapshot ends deadlines", "snapshot.go", "tag: tag, deadline: deadline, extended: extended}", "tag: tag, deadline: deadline + 1, extended: extended}"},
 	{"a snapshot forgets who was served last", "snapshot.go", "c.pull, c.lastTag, c.turn = r.Bool(), r.Uvarint(), r.Uvarint()", "c.pull, c.lastTag, c.turn = r.Bool(), r.Uvarint(), r.Uvarint()&0"},
+	{"each command activates a consumer", "activation.go", "\tif !q.def.SingleActiveConsumer || q.activations.active != nil {\n", "\tif !q.def.SingleActiveConsumer {\n"},
+	{"one who stands by is served", "ledger.go", "c.outstanding < c.prefetch && !c.standby\n", "c.outstanding < c.prefetch\n"},
+	{"the last to come is active next", "activation.go", "c.priority > best.priority) {", "c.priority >= best.priority) {"},
+	{"a consumer is active only after the dispatch", "machine.go", "q.dispatch(q.elect(q.expire(out)))", "q.elect(q.dispatch(q.expire(out)))"},
+	{"a missed deadline ends the activity", "queue.go", "\t\tq.count.TimedOut++\n", "\t\tq.count.TimedOut++\n\t\tholder.standby = q.def.SingleActiveConsumer\n\t\tq.roster.fix(holder)\n"},
+	{"epochs begin anew with each declaration", "activation.go", "return uint64(q.def.id)<<32 | uint64(q.activations.count)", "return uint64(q.activations.count)"},
+	{"a snapshot takes epochs back", "activation.go", "\ta.count = decodeUint32(r)\n", "\ta.count = min(decodeUint32(r), 2)\n"},
 	{"jitter is drawn, not computed", "retry.go", "\treturn mix64(mix64(mix64(uint64(id))^seq) ^ uint64(failures))\n}", "\tscattered++\n\treturn mix64(mix64(mix64(uint64(id))^seq) ^ uint64(failures) ^ scattered)\n}\n\nvar scattered uint64"},
 	{"the order comes out of a map", "machine.go", "\tfor _, q := range m.order {\n\t\tq.now = m.now\n\t\tfor len", "\tfor _, q := range m.queues {\n\t\tq.now = m.now\n\t\tfor len"},
 }

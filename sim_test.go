@@ -49,7 +49,7 @@ func (s *simSystem) Encode(dst []byte, c *sim.Command) []byte {
 		}
 		return appendMessage(dst, &m, messageID{number: c.Message.Number}, nil)
 	case sim.Attach:
-		return attach{queue: queue, consumer: consumer, prefetch: int32(c.Prefetch)}.appendTo(dst, at)
+		return attach{queue: queue, consumer: consumer, prefetch: int32(c.Prefetch), priority: int32(c.Rank)}.appendTo(dst, at)
 	case sim.Detach:
 		return detach{queue: queue, consumer: consumer, failed: c.Lost}.appendTo(dst, at)
 	case sim.Settle:
@@ -132,7 +132,7 @@ func simIDs(ids []uint64) []queueID {
 func simDeclarations(s *sim.Spec) []Declaration {
 	q := Queue{
 		Name: s.Name, Priorities: s.Levels, MaxRetries: s.Retries, AckDeadline: s.Deadline, TTL: s.TTL,
-		Dedup: Dedup{Window: s.Window},
+		Dedup: Dedup{Window: s.Window}, SingleActiveConsumer: s.Single,
 		Retry: Backoff{Min: s.Retry.Min, Max: s.Retry.Max, Factor: float64(s.Retry.Percent) / 100, Jitter: float64(s.Retry.Jitter) / 100},
 	}
 	q.Retry.Pauses = append(q.Retry.Pauses, s.Retry.Pauses[:s.Retry.Listed]...)
@@ -205,7 +205,7 @@ func (s *simSystem) Apply(ref uint64, cmd []byte, out *sim.Outcome) {
 	default:
 		out.Code = map[uint64]sim.Code{
 			answerGone: sim.Gone, answerStale: sim.Stale, answerEmpty: sim.Empty, answerError: sim.Refused,
-			answerAbsent: sim.Absent, answerNotWaiting: sim.Busy,
+			answerAbsent: sim.Absent, answerNotWaiting: sim.Busy, answerHeld: sim.Held,
 		}[code]
 	}
 	s.effects(out)
@@ -228,6 +228,8 @@ func (s *simSystem) effects(out *sim.Outcome) {
 		case effectWake:
 			out.Woken, out.Wake = true, int64(e.at)
 			continue
+		case effectActive:
+			kind = sim.Active
 		case effectTopology:
 			continue
 		}
@@ -350,6 +352,7 @@ func simTame(t *testing.T, r *sim.Report) {
 		"power cuts": r.PowerCuts, "commands lost with them": r.LostCommands, "unknown outcomes": r.Unknown,
 		"snapshots": r.Snapshots, "restores": r.Restores, "vanished consumers": r.Vanished, "deleted queues": r.Deleted,
 		"purges": r.Purged, "amendments": r.Amended, "repeated publishes": r.Repetitions, "late ticks": r.LateTicks,
+		"activations": r.Activated,
 	} {
 		if n < r.Runs/4 {
 			t.Errorf("the simulation is too tame: only %d %s in %d runs", n, name, r.Runs)

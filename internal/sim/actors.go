@@ -313,6 +313,9 @@ func (w *Runner) attach() {
 			c.Queue = w.queueID()
 		}
 	}
+	if c.Sync = w.lasting(c.Queue); c.Sync {
+		c.Rank = w.rng.IntN(3)
+	}
 	if w.failing {
 		w.submit(&c)
 		return
@@ -345,6 +348,7 @@ func (w *Runner) detach() {
 	if w.one(30) {
 		c.Queue = w.queueID()
 	}
+	c.Sync = w.lasting(c.Queue)
 	if w.submit(&c) && c.Queue == a.queue {
 		w.dismiss(a.id)
 		if c.Lost && len(a.held) > 0 {
@@ -461,6 +465,7 @@ func (w *Runner) spec(name string) Spec {
 		Deadline: [...]time.Duration{second, 3 * second, 10 * second, 30 * time.Minute}[w.rng.IntN(4)],
 		Dead:     Dead(w.rng.IntN(5)),
 		Joined:   w.one(3),
+		Single:   w.one(5),
 		Window:   [...]time.Duration{0, 0, second, time.Minute}[w.rng.IntN(4)],
 		Retry: [...]Retry{
 			{}, {}, {Min: second, Max: second, Percent: 200}, {Min: 500 * millisecond, Max: 3 * second, Percent: 150},

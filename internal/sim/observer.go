@@ -33,7 +33,8 @@ type view struct {
 	consumers []member
 	ids       []remembered
 	turn      uint64
-	due       int64 // when something will be due here; 0: never
+	active    uint64 // the single active consumer; 0: none
+	due       int64  // when something will be due here; 0: never
 	count     Counts
 	touched   bool // by this command
 	lapsed    bool // a message that must not wait ended with this command
@@ -104,6 +105,7 @@ type member struct {
 	prefetch    int
 	pull        bool // it came without a prefetch: it only takes
 	outstanding int
+	rank        int
 	lastTag     uint64
 	turn        uint64 // when it was served last
 }
@@ -218,6 +220,8 @@ func (o *observer) effect(e *Effect) {
 		o.forward(e)
 	case Free:
 		o.reference(e.Ref).held--
+	case Active:
+		o.activated(e)
 	}
 }
 
@@ -308,11 +312,12 @@ func (o *observer) finish(v *view) {
 	}
 	if ready > 0 || v.lapsed {
 		for i := range v.consumers {
-			if c := &v.consumers[i]; c.outstanding < c.prefetch {
+			if c := &v.consumers[i]; c.outstanding < c.prefetch && v.serves(c.id) {
 				fail("I21", "queue %d: %d messages are ready and consumer %x has room", v.id, ready, c.id)
 			}
 		}
 	}
+	v.elected()
 	v.lapsed = false
 	v.count.Ready, v.count.Delayed, v.count.Unacked, v.count.Dying = ready, delayed+unsure, held, dead
 	if v.ended > 16 && v.ended > len(v.copies)/2 {
@@ -591,6 +596,8 @@ func (o *observer) deliver(e *Effect, taken bool) {
 	switch {
 	case c == nil:
 		fail("I6", "queue %d delivers message %d to consumer %x, which is not attached", v.id, m.number, e.Consumer)
+	case !v.serves(c.id):
+		fail("I26", "queue %d delivers message %d to consumer %x, the active one is %x", v.id, m.number, c.id, v.active)
 	case !v.touched:
 		fail("I12", "queue %d delivers message %d, and had nothing to do with the command", v.id, m.number)
 	case m.state == lent:
@@ -650,7 +657,7 @@ func (o *observer) ranked(v *view, m *message) {
 func (v *view) balanced(c *member) {
 	for i := range v.consumers {
 		x := &v.consumers[i]
-		if x == c || x.outstanding >= x.prefetch {
+		if x == c || x.outstanding >= x.prefetch || !v.serves(x.id) {
 			continue
 		}
 		if x.outstanding < c.outstanding || x.outstanding == c.outstanding && x.turn < c.turn {

@@ -27,6 +27,7 @@
 //	I21  with a ready message no consumer has room; without faults all queues run empty
 //	I22  a message for several queues is in all of them or in none
 //	I23  a deleted queue is heard of no more, and a new one starts empty
+//	I26  a queue with a single active consumer lends to that one alone, and its epochs rise, over crashes and deletions too
 package sim
 
 import (
@@ -76,6 +77,7 @@ type Command struct {
 	Sync     bool          // the proposer waits until it is durable
 	Lost     bool          // Detach, Open: the consumers did not leave in good order
 	Prefetch int
+	Rank     int      // Attach: where there is a single active consumer, the higher becomes so first
 	Targets  []uint64 // Publish, Move; Amend: of Replay
 	Message  Message  // Publish; Amend: of Edit; its Priority is that of Reprioritize
 	Seq      uint64   // Move, Amend: of the message in Queue, by its arrival from 1
@@ -184,6 +186,7 @@ type Spec struct {
 	DeadTo   string        // DeadDirect: the name of the queue
 	Window   time.Duration // ids are remembered so long; 0: not at all
 	Joined   bool          // the exchange of DeadFan leads here
+	Single   bool          // one consumer at a time is active
 }
 
 // Unlimited is a Spec.Retries without a limit.
@@ -226,6 +229,7 @@ const (
 	Refused      // an error
 	Absent       // no such message
 	Busy         // the message is on loan or dead
+	Held         // nothing is given to who asks
 )
 
 // Outcome is what a command brought about.
@@ -268,6 +272,7 @@ const (
 	QueueGone                   // the consumer's queue was deleted
 	Forward                     // bring the dead message to its queues
 	Free                        // the queue does not refer to Ref any more
+	Active                      // the consumer is the single active one from now on, with the epoch Seq
 )
 
 // Reason is why a message died.

@@ -166,7 +166,7 @@ func (o *observer) attach(v *view, c *Command, out *Outcome) {
 		have.prefetch = c.Prefetch
 		return
 	}
-	v.consumers = append(v.consumers, member{id: c.Consumer, prefetch: c.Prefetch, pull: c.Prefetch == 0})
+	v.consumers = append(v.consumers, member{id: c.Consumer, prefetch: c.Prefetch, pull: c.Prefetch == 0, rank: c.Rank})
 }
 
 // detach ends a consumer: what it held comes back at once, with a failure each if it was lost.
@@ -181,6 +181,9 @@ func (o *observer) detach(v *view, id uint64, lost bool) {
 			v.count.Released++
 			o.rest(v, m, 0, 0)
 		}
+	}
+	if v.active == id {
+		v.active = 0
 	}
 	for i := range v.consumers {
 		if v.consumers[i].id == id {
@@ -235,6 +238,10 @@ func (o *observer) ackUpTo(v *view, c *Command, out *Outcome) {
 func (o *observer) take(v *view, c *Command, out *Outcome) {
 	if v.member(c.Consumer) == nil {
 		answered(c, out, Stale)
+		return
+	}
+	if v.spec.Single {
+		answered(c, out, Held)
 		return
 	}
 	if out.Code != OK { // what is ready now would have to be lent; finish tells, since nothing may be left

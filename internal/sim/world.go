@@ -34,10 +34,11 @@ type Runner struct {
 	session uint64
 	orders  []Effect // moves to make
 	repeats []Command
-	again   [][]byte // moves that are proposed once more
-	message uint64   // the number of the last message
-	gone    []uint64 // ids of deleted queues
-	most    int      // messages in all queues, beyond which nothing is published
+	again   [][]byte          // moves that are proposed once more
+	message uint64            // the number of the last message
+	gone    []uint64          // ids of deleted queues
+	epochs  map[string]uint64 // that were heard of, the last of each name
+	most    int               // messages in all queues, beyond which nothing is published
 
 	report Report
 }
@@ -59,6 +60,7 @@ type step struct {
 type Report struct {
 	Runs, Commands, Delivered, Acked, Deaths, Moves, Repeated, Parked, Deadlines, Expired, Delayed, Stale, Taken                      int
 	Kills, PowerCuts, LostCommands, Unknown, Snapshots, Restores, Replays, Vanished, Deleted, Purged, Amended, Repetitions, LateTicks int
+	Activated                                                                                                                         int
 	Trace                                                                                                                             uint64
 }
 
@@ -88,6 +90,7 @@ func (r *Report) Add(o *Report) {
 	r.Deleted += o.Deleted
 	r.Purged += o.Purged
 	r.LateTicks += o.LateTicks
+	r.Activated += o.Activated
 	r.Amended += o.Amended
 	r.Repetitions += o.Repetitions
 	r.Trace ^= o.Trace
@@ -145,7 +148,7 @@ func (w *Runner) begin(seed uint64) {
 	w.clock, w.wake, w.durable, w.saved, w.session = start, 0, 0, 0, 0
 	w.steps, w.log, w.effects, w.targets = w.steps[:0], w.log[:0], w.effects[:0], w.targets[:0]
 	w.snapshot, w.message, w.gone = w.snapshot[:0], 0, w.gone[:0]
-	w.failing = false
+	w.failing, w.epochs = false, map[string]uint64{}
 	w.dismissAll()
 	w.most = 10 + w.rng.IntN(60)
 	if w.one(50) {
@@ -229,6 +232,8 @@ func (w *Runner) tally(s *step) {
 			if e.Reason == Expired {
 				w.report.Expired++
 			}
+		case Active:
+			w.report.Activated++
 		case QueueGone, Free:
 		}
 	}
@@ -269,6 +274,8 @@ func (w *Runner) carryOut() {
 			w.dismiss(e.Consumer)
 		case Forward:
 			w.orders = append(w.orders, *e)
+		case Active:
+			w.hear(e)
 		case Free:
 		}
 	}
