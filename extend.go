@@ -10,12 +10,18 @@ import (
 // defaultRuntime is WorkOptions.Timeout with AutoExtend.
 const defaultRuntime = 24 * time.Hour
 
-// extender keeps the loans of a Work alive, for WorkOptions.AutoExtend: those of its running handlers, and those that wait for
-// one. It has one timer and no goroutine, however many there are. It looks at them six times in a deadline and extends those
+// extender looks after the loans of a Work. It has one timer and no goroutine, however many there are, and looks at them six
+// times in a deadline.
+//
+// With WorkOptions.AutoExtend it keeps them alive: those of running handlers, and those that wait for one. It extends those
 // of which a third has passed, by a whole deadline: a handler that returns before that costs nothing in the log, and if an
 // extension fails, on a full disk say, there is time for two more.
+//
+// Without, it gives back those that wait for a handler of which two thirds have passed, without a failure: nobody has worked on
+// them. Else a job that always takes until its deadline would burn the retries of those that wait behind it.
 type extender struct {
-	sub *Subscription // fixed
+	sub  *Subscription // fixed, as auto is
+	auto bool          // WorkOptions.AutoExtend
 
 	mu      sync.Mutex // guards below; leaf lock
 	running []*extendable
@@ -30,17 +36,17 @@ type extendable struct {
 	place int             // in extender.running
 }
 
-func newExtender(sub *Subscription) *extender {
-	x := &extender{sub: sub}
+func newExtender(sub *Subscription, auto bool) *extender {
+	x := &extender{sub: sub, auto: auto}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.setLocked()
 	return x
 }
 
-// begin says that a handler starts to work on d, with ctx. A nil extender does nothing.
+// begin says that a handler starts to work on d, with ctx.
 func (x *extender) begin(ctx context.Context, d *Delivery) *extendable {
-	if x == nil {
+	if !x.auto {
 		return nil
 	}
 	x.mu.Lock()
@@ -52,7 +58,7 @@ func (x *extender) begin(ctx context.Context, d *Delivery) *extendable {
 
 // end says that the handler has returned. Its delivery is not extended any more, unless that is under way.
 func (x *extender) end(e *extendable) {
-	if x == nil {
+	if !x.auto {
 		return
 	}
 	x.mu.Lock()
@@ -66,9 +72,6 @@ func (x *extender) end(e *extendable) {
 
 // close ends the extensions, of handlers that still run too.
 func (x *extender) close() {
-	if x == nil {
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.over = true
@@ -85,10 +88,20 @@ func (x *extender) setLocked() {
 	x.stop = x.sub.b.clock.AfterFunc(max(x.sub.queue.AckDeadline/6, least), x.look)
 }
 
-// look extends what needs it. It runs on a goroutine of the clock.
+// look does what is needed. It runs on a goroutine of the clock.
 func (x *extender) look() {
-	by := x.sub.queue.AckDeadline
-	limit := x.sub.b.now() + instant(by-by/3)
+	if by := x.sub.queue.AckDeadline; x.auto {
+		x.extend(by, x.sub.b.now()+instant(by-by/3))
+	} else {
+		x.sub.giveBackWaiting(x.sub.b.now() + instant(by/3))
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.setLocked()
+}
+
+// extend extends what ends by limit.
+func (x *extender) extend(by time.Duration, limit instant) {
 	x.mu.Lock()
 	running := slices.Clone(x.running)
 	x.mu.Unlock()
@@ -99,9 +112,26 @@ func (x *extender) look() {
 		}
 	}
 	x.sub.extendWaiting(by, limit)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.setLocked()
+}
+
+// giveBackWaiting releases the loans in the buffer that end by limit.
+func (s *Subscription) giveBackWaiting(limit instant) {
+	var due []lent
+	s.mu.Lock()
+	s.buffer = append(s.buffer[:s.first], slices.DeleteFunc(s.buffer[s.first:], func(l lent) bool {
+		if l.deadline <= limit {
+			due = append(due, l)
+		}
+		return l.deadline <= limit
+	})...)
+	s.mu.Unlock()
+	for i := range due {
+		l := &settlement{sub: s, tag: due[i].tag, slot: due[i].slot}
+		if l.propose(verdictRelease, 0, "", nil) != nil {
+			s.putBack(due[i:])
+			return
+		}
+	}
 }
 
 // extendWaiting extends the loans in the buffer that end by limit.

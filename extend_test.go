@@ -182,7 +182,7 @@ func TestAutoExtendIsCheap(t *testing.T) {
 	}
 	timers, records := run(t, false)
 	more, same := run(t, true)
-	require.Equal(t, timers+1, more)
+	require.Equal(t, timers, more, "a Work has one timer, whatever it does with it")
 	require.Equal(t, records, same)
 }
 

@@ -205,7 +205,7 @@ func TestTimeWorkGrace(t *testing.T) {
 		<-started
 		end()
 		if clock != nil {
-			for clock.pending() < 3 { // wake, timeout and now grace: Work has seen the end
+			for clock.pending() < 4 { // wake, timeout, the look at what waits, and now grace: Work has seen the end
 				barrier(t, b, clock)
 			}
 		}

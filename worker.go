@@ -17,13 +17,16 @@ import (
 type Handler func(ctx context.Context, d *Delivery) error
 
 // WorkOptions are the choices of a Work.
+//
+// What is prefetched and has waited for a handler for two thirds of Queue.AckDeadline goes back, without a failure: it may go to
+// another consumer, and a job in front of it that takes until its deadline does not cost it a retry.
 type WorkOptions struct {
 	Concurrency int           // handlers at once; default 1, at most MaxPrefetch
 	Prefetch    int           // default twice Concurrency, at least Concurrency
 	Priority    int           // as SubscribeOptions.Priority
 	Timeout     time.Duration // for a handler, then its ctx ends; default and most: until the delivery's deadline
 	Grace       time.Duration // for handlers still running at the end, then their ctx ends; default 10 s
-	// AutoExtend extends what the Work holds, by Queue.AckDeadline each time that a third of it has passed: while it waits for
+	// AutoExtend extends what the Work holds instead, by Queue.AckDeadline each time that a third of it has passed: while it waits for
 	// a handler, and while its handler runs. So the deadline only says how long a lost process keeps its messages, and may
 	// be short, while Timeout, by default 24 hours and at most MaxAckDeadline, is how long a handler may run. Then its ctx
 	// ends, and its delivery is not extended any more: a handler that does not heed its ctx loses it within one deadline.
@@ -114,11 +117,8 @@ func (b *Broker) Work(ctx context.Context, queue string, h Handler, opts WorkOpt
 	if err != nil {
 		return err
 	}
-	w := &work{b: b, sub: sub, h: h, opts: opts}
-	if opts.AutoExtend {
-		w.extender = newExtender(sub)
-		defer w.extender.close()
-	}
+	w := &work{b: b, sub: sub, h: h, opts: opts, extender: newExtender(sub, opts.AutoExtend)}
+	defer w.extender.close()
 	return w.run(ctx)
 }
 
@@ -129,7 +129,7 @@ type work struct {
 	h    Handler
 	opts WorkOptions
 
-	extender *extender // nil: none
+	extender *extender
 }
 
 func (w *work) run(ctx context.Context) error {
