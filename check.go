@@ -29,6 +29,7 @@ func (m *machine) check() {
 		}
 		invariant.Check(q.now <= m.now, "queue 4: queue %d is ahead of its shard", q.def.id)
 		q.check(m.updatedHere(q))
+		q.checkRate(m.now)
 	}
 }
 
@@ -46,6 +47,20 @@ func (g *agenda) check(t *topology) {
 		invariant.Check(a.due == 0 || a.last < a.due, "agenda 4: schedule %d fired at %d, is due at %d", a.id, a.last, a.due)
 	}
 	invariant.Check(g.next == next, "agenda 2: next is %d, should be %d", g.next, next)
+}
+
+func (q *queue) checkRate(now instant) {
+	r, b := q.def.Rate, q.valve.bucket
+	if r.Deliveries == 0 {
+		invariant.Check(b == bucket{}, "queue 15: a bucket without a rate: %+v", b)
+		return
+	}
+	whole, part := r.span(1)
+	if part > 0 {
+		whole++
+	}
+	invariant.Check(int(b.part) < r.Deliveries, "queue 15: %d parts of a nanosecond, want less than %d", b.part, r.Deliveries)
+	invariant.Check(r.opens(b) <= now+whole, "queue 15: held back until %d, now is %d, a delivery takes %d", r.opens(b), now, whole)
 }
 
 func (q *queue) checkExpiry(once map[uint64]bool, extras int) {
@@ -162,7 +177,8 @@ func (q *queue) check(updated bool) {
 	invariant.Check(q.count.bytesIn == uint64(bytes)+q.count.bytesGone, "queue 1: %d bytes arrived, %d held, %d gone",
 		q.count.bytesIn, bytes, q.count.bytesGone)
 	invariant.Check(q.count.Dead == q.count.Discarded+q.count.Moved+uint64(q.dyingLen()), "queue 1: the dead do not add up")
-	invariant.Check(!q.servable() || q.shut() || q.roster.next() == nil, "queue 3: %d ready while a consumer has room", q.ready.n)
+	waits := q.def.Rate.Deliveries != 0 && q.timer != 0 && q.timer <= q.now // the rate has opened the valve since the last command
+	invariant.Check(!q.servable() || q.shut() || q.roster.next() == nil || waits, "queue 3: %d ready while a consumer has room", q.ready.n)
 
 	seen := make(map[uint64]bool, q.size())
 	extras := 0

@@ -150,6 +150,8 @@ type Queue struct {
 	// SubscribeOptions.Priority, among equals the one that came first. One that comes later takes over from nobody, whatever its
 	// priority. Each change has a new epoch, see Delivery.Epoch. Get is refused. It is fixed when the queue is declared.
 	SingleActiveConsumer bool
+	// Rate bounds how fast messages are handed out. Default: no bound.
+	Rate Rate
 	// DeadLetter says where the dead go. Default: to ParkingQueue.
 	DeadLetter DeadLetter
 	// Dedup says which publishes are repetitions. Default: none.
@@ -275,6 +277,9 @@ func (d Queue) validateSettings() *InvalidError {
 	if err := d.Retry.validate(); err != nil {
 		return err
 	}
+	if err := d.Rate.validate(); err != nil {
+		return err
+	}
 	if err := d.Dedup.validate(); err != nil {
 		return err
 	}
@@ -389,6 +394,7 @@ func (d Queue) withDefaults() Queue {
 		d.MaxRetries = DefaultRetries
 	}
 	d.Retry = d.Retry.withDefaults()
+	d.Rate = d.Rate.withDefaults()
 	d.Dedup = d.Dedup.withDefaults()
 	d.Inbox = d.Inbox.withDefaults()
 	if d.AckDeadline == 0 {
@@ -453,6 +459,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("TTL", have.TTL.String(), d.TTL.String())
 	f.add("GroupConcurrency", retriesText(have.GroupConcurrency), retriesText(d.GroupConcurrency))
 	f.add("SingleActiveConsumer", strconv.FormatBool(have.SingleActiveConsumer), strconv.FormatBool(d.SingleActiveConsumer))
+	d.Rate.compare(have.Rate, &f)
 	f.add("AckDeadline", have.AckDeadline.String(), d.AckDeadline.String())
 	f.add("Transient", strconv.FormatBool(have.Transient), strconv.FormatBool(d.Transient))
 	f.add("DeadLetter.Exchange", strconv.Quote(have.DeadLetter.Exchange), strconv.Quote(d.DeadLetter.Exchange))
@@ -561,7 +568,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = d.Retry.appendTo(dst)
 	dst = wire.AppendVarint(dst, int64(d.AckDeadline))
 	dst = wire.AppendVarint(dst, int64(d.TTL))
-	dst = wire.AppendVarint(dst, int64(d.GroupConcurrency))
+	dst = d.Rate.appendTo(wire.AppendVarint(dst, int64(d.GroupConcurrency)))
 	dst = wire.AppendBool(dst, d.SingleActiveConsumer)
 	dst = wire.AppendBool(dst, d.Transient)
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
@@ -584,6 +591,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		AckDeadline:          time.Duration(r.Varint()),
 		TTL:                  time.Duration(r.Varint()),
 		GroupConcurrency:     decodeInt(r),
+		Rate:                 decodeRate(r),
 		SingleActiveConsumer: r.Bool(),
 		Transient:            r.Bool(),
 		DeadLetter:           DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},

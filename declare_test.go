@@ -172,6 +172,8 @@ func TestQueueDefaults(t *testing.T) {
 		Queue{Retry: Backoff{Pauses: []time.Duration{1}, Jitter: 0.2549}}.withDefaults().Retry)
 	require.Equal(t, Backoff{Min: 1, Max: 3, Factor: 1.5}, Queue{Retry: Backoff{Min: 1, Max: 3, Factor: 1.502}}.withDefaults().Retry)
 	require.Equal(t, Backoff{}, Queue{Retry: Backoff{Pauses: []time.Duration{}}}.withDefaults().Retry)
+	require.Equal(t, Rate{Deliveries: 7, Per: time.Second, Burst: 7}, Queue{Rate: Rate{Deliveries: 7}}.withDefaults().Rate)
+	require.Equal(t, Rate{Deliveries: 7, Per: 1, Burst: 2}, Queue{Rate: Rate{Deliveries: 7, Per: 1, Burst: 2}}.withDefaults().Rate)
 	full := Queue{Name: "q", Priorities: 3, MaxRetries: NoLimit, Retry: Backoff{Min: 1, Max: 2, Factor: 1.25}, AckDeadline: 7,
 		GroupConcurrency: 3}
 	require.Equal(t, full, full.withDefaults())
@@ -187,6 +189,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}, Dedup: Dedup{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs},
 			Inbox: InboxMemory{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
+		Queue{Rate: Rate{Deliveries: MaxRate, Per: MaxDelay, Burst: 3}},
 		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true},
 		Queue{SingleActiveConsumer: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
@@ -252,6 +255,9 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, MaxMessages: 7, MaxBytes: 8, Overflow: Block}})
 	require.EqualError(t, err, `queue "q" exists with other settings: MaxMessages is 0, declared 7, MaxBytes is 0, declared 8, `+
 		`Overflow is RejectPublish, declared Block`)
+	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, Rate: Rate{Deliveries: 3}}})
+	require.EqualError(t, err, `queue "q" exists with other settings: Rate.Deliveries is 0, declared 3, Rate.Per is 0s, declared 1s, `+
+		`Rate.Burst is 0, declared 3`)
 	_, _, err = top.declare([]Declaration{Exchange{Name: "e"}})
 	require.EqualError(t, err, `exchange "e" exists with other settings: Kind is topic, declared direct, Alternate is "f", declared ""`)
 }

@@ -79,6 +79,7 @@
 //	tx.select, tx.commit                       Broker.PublishAtomic, Delivery.AckAndPublish
 //	basic.return                               ErrUnroutable, with Message.Mandatory
 //	(pausing a queue)                          Broker.Pause, Broker.Resume
+//	(limiting deliveries in a time)            Queue.Rate
 //	basic.consume, basic.qos                   Broker.Subscribe with SubscribeOptions.Prefetch
 //	x-priority of basic.consume                SubscribeOptions.Priority
 //	x-single-active-consumer                   Queue.SingleActiveConsumer, and Delivery.Epoch against late ones

@@ -32,7 +32,7 @@ var (
 	ErrNotEmpty = errors.New("not empty")
 	// ErrEmpty: Get found no message that is ready.
 	ErrEmpty = errors.New("queue is empty")
-	// ErrHeldBack: Get from a queue that hands out nothing now, since it is paused.
+	// ErrHeldBack: Get from a queue that hands out nothing now, since it is paused, or by Queue.Rate.
 	ErrHeldBack = errors.New("queue holds its messages back")
 	// ErrQueueFull: a queue has no room, see Queue.Overflow; the error is a *RejectedError that names the queue. Nothing of
 	// the message is in it.

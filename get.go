@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// Get takes one message from queue, at once and without a subscription: ErrEmpty if none is ready, ErrHeldBack if
-// the queue is paused, an *InvalidError if it is one with a SingleActiveConsumer. The delivery is
-// settled like any other; what is not is given back when the broker is closed. It suits tests and tools; each
-// Get costs a round trip through the log, which a Subscription does not.
+// Get takes one message from queue, at once and without a subscription: ErrEmpty if none is ready, ErrHeldBack if the queue hands out
+// nothing now, since it is paused or by its Rate (QueueStats.HeldUntil says for how long), an *InvalidError if it is one with a
+// SingleActiveConsumer. The delivery is settled like any other; what is not is given back when the broker is closed. It suits
+// tests and tools; each Get costs a round trip through the log, which a Subscription does not.
 func (b *Broker) Get(ctx context.Context, queue string) (*Delivery, error) {
 	d, err := b.get(ctx, queue)
 	if err != nil {

@@ -69,6 +69,7 @@ func (p *interpreter) declaration() Queue {
 		}[b%3],
 		Inbox: []InboxMemory{{}, {Window: time.Second, MaxIDs: 2}}[b/3%2],
 	}
+	def.Rate = []Rate{{}, {}, {Deliveries: 1, Burst: 2}, {Deliveries: 3, Per: 7 * time.Second}}[limited/8%4]
 	if f := p.byte(); def.Priorities > 1 {
 		def.Fairness = Fairness{LowerOneIn: []int{0, 2, 5}[f%3], Aging: []time.Duration{0, time.Second, time.Minute}[f/3%3]}
 		def.BumpOnRedelivery = f/9%2 == 1

@@ -47,8 +47,8 @@ func TestMachineModel(t *testing.T) {
 			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
-			"duplicates": total.duplicates,
-			"full":       total.refusals[refusedFull], "too large": total.refusals[refusedLarge],
+			"duplicates": total.duplicates, "held back": total.throttled,
+			"full": total.refusals[refusedFull], "too large": total.refusals[refusedLarge],
 			"waits": total.refusals[refusedWaits], "entered": total.entered, "evicted": total.evicted,
 		} {
 			if n < 100 {
@@ -66,7 +66,7 @@ type walkCount struct {
 	bundles, bundleAcks, bundlesRefused                        int
 	evicted, entered                                           int
 	amended                                                    [amendReplay + 1]int
-	fires                                                      int
+	fires, throttled                                           int
 	activations, successions                                   int
 	refusals                                                   [refusedWaits + 1]int
 }
@@ -88,6 +88,7 @@ func (c *walkCount) add(o walkCount) {
 	c.fires += o.fires
 	c.activations += o.activations
 	c.successions += o.successions
+	c.throttled += o.throttled
 	c.expired += o.expired
 	for i, n := range o.amended {
 		c.amended[i] += n
@@ -367,12 +368,15 @@ func (w *walker) state() {
 func (w *walker) stateOf(q *queue, p *plainQueue) {
 	w.t.Helper()
 	if q.def.id != p.id || !q.def.Queue.equal(p.def) || q.nextSeq != p.nextSeq || q.roster.turn != p.turn ||
-		q.valve.paused != p.paused {
+		q.valve.paused != p.paused || q.heldUntil(p.now) != p.heldUntil() {
 		w.t.Fatalf("queue %+v, next %d, turn %d; want %d %+v, next %d, turn %d",
 			q.def, q.nextSeq, q.roster.turn, p.id, p.def, p.nextSeq, p.turn)
 	}
 	if p.in(plainReady) > 0 && p.next() == nil {
 		w.count.held++
+	}
+	if p.refills() != 0 {
+		w.count.throttled++
 	}
 	count := q.count
 	count.bytesIn, count.bytesGone = 0, 0

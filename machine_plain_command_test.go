@@ -127,7 +127,7 @@ func (p *plainMachine) take(c take, r *report) (uint64, plainLoan) {
 	switch {
 	case have == nil:
 		code = answerStale
-	case q.paused || q.def.SingleActiveConsumer:
+	case q.paused || q.def.SingleActiveConsumer || q.heldUntil() != 0:
 		code = answerHeld
 	case m == nil:
 		code = answerEmpty
@@ -242,7 +242,9 @@ func (p *plainMachine) declare(def Queue, r *report) error {
 		}
 		return nil
 	}
-	p.queues = append(p.queues, &plainQueue{id: p.nextID, def: def, nextSeq: 1})
+	q := &plainQueue{id: p.nextID, def: def, nextSeq: 1}
+	q.credit.number.SetInt64(int64(def.Rate.Burst))
+	p.queues = append(p.queues, q)
 	p.nextID++
 	r.topology = true
 	return nil
@@ -265,6 +267,7 @@ func (p *plainMachine) update(def Queue, r *report) error {
 	q.forget()
 	was := q.def
 	q.def, q.updated = def, true
+	q.rerate(was.Rate)
 	q.redefineIDs(was.Dedup)
 	q.redefineInbox(was.Inbox)
 	for _, m := range q.messages {

@@ -29,6 +29,7 @@ type plainQueue struct {
 	nextSeq   uint64
 	turn      uint64
 	paused    bool
+	credit    plainCredit     // of Rate
 	messages  []*plainMessage // those that are not gone, by seq
 	consumers []*plainConsumer
 	known     []plainID // that deduplication remembers, in order
@@ -269,6 +270,7 @@ func (q *plainQueue) lend(m *plainMessage, c *plainConsumer) plainLoan {
 	m.state, m.holder, m.tag, m.at = plainLent, c, c.lastTag, q.now+instant(q.def.AckDeadline)
 	m.extended = false
 	m.deliveries++
+	q.spend()
 	q.count.Delivered++
 	return plainLoan{
 		plainTag: plainTag{q.id, c.id, m.tag}, seq: m.seq, ref: m.ref, part: m.part, size: m.size,
@@ -282,7 +284,7 @@ func (q *plainQueue) settled(r *report) {
 	q.elect(r)
 	for {
 		m, c := q.next(), q.eligible()
-		if m == nil || c == nil || q.paused {
+		if m == nil || c == nil || q.paused || q.heldUntil() != 0 {
 			break
 		}
 		r.delivered = append(r.delivered, q.lend(m, c))
@@ -421,6 +423,9 @@ func (q *plainQueue) leave(c *plainConsumer, failed bool, r *report) {
 func (p *plainMachine) due() instant {
 	at := instant(0)
 	for _, q := range p.queues {
+		if opens := q.refills(); opens != 0 && (at == 0 || opens < at) {
+			at = opens
+		}
 		for _, m := range q.messages {
 			if (m.state == plainLent || m.state == plainDelayed) && (at == 0 || m.at < at) {
 				at = m.at

@@ -23,6 +23,7 @@ import (
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
 //	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump] [max=N] [max-bytes=N] [overflow=drop|dead-letter|block] [single]
+//	      [rate=N] [per=D] [burst=N]
 //	update q [the same]               single: one active consumer
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
@@ -360,6 +361,7 @@ func (s *script) definition(a *scriptArgs) Queue {
 	}
 	def.Fairness = Fairness{LowerOneIn: a.number("lower-one-in", 0), Aging: a.duration("aging", 0)}
 	def.BumpOnRedelivery, def.SingleActiveConsumer = a.has("bump"), a.has("single")
+	def.Rate = Rate{Deliveries: a.number("rate", 0), Per: a.duration("per", 0), Burst: a.number("burst", 0)}
 	def.MaxMessages, def.MaxBytes = int64(a.number("max", 0)), int64(a.number("max-bytes", 0))
 	def.Overflow = map[string]Overflow{"drop": DropHead, "dead-letter": DeadLetterHead, "block": Block}[a.value["overflow"]]
 	switch retries := a.value["retries"]; retries {

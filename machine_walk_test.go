@@ -546,6 +546,10 @@ func (w *walker) settings(def *Queue) {
 		def.Dedup.UntilDone = def.Dedup.Window == 0
 	}
 	def.GroupConcurrency = []int{0, 0, 2, 3, NoLimit}[w.rng.IntN(5)]
+	def.Rate = []Rate{
+		{}, {}, {}, {Deliveries: 1}, {Deliveries: 3, Burst: 2}, {Deliveries: 7, Per: 5 * time.Second, Burst: 1},
+		{Deliveries: 1_000_000, Per: 999_999_999_999, Burst: 3},
+	}[w.rng.IntN(7)]
 	def.Inbox = []InboxMemory{{}, {}, {Window: time.Second}, {Window: time.Hour, MaxIDs: 3}}[w.rng.IntN(4)]
 	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
 	w.limits(def)
@@ -557,7 +561,10 @@ func (w *walker) update() {
 	def := Queue{Name: fmt.Sprintf("q%d", w.rng.IntN(6))}
 	if have := w.queue(); w.one(2) {
 		def = have.def
-		switch other := (Queue{}); w.rng.IntN(6) {
+		switch other := (Queue{}); w.rng.IntN(7) {
+		case 6:
+			w.settings(&other)
+			def.Rate = other.Rate
 		case 4:
 			w.settings(&other)
 			def.GroupConcurrency = other.GroupConcurrency

@@ -40,6 +40,7 @@ type refQueue struct {
 
 	seq, turn uint64
 	paused    bool
+	lent      refCredit // see model_rate_test.go
 	count     bourse.QueueStats
 }
 
@@ -117,6 +118,12 @@ func withDefaults(q bourse.Queue) bourse.Queue {
 	if q.GroupConcurrency == 0 {
 		q.GroupConcurrency = 1
 	}
+	if q.Rate.Deliveries > 0 && q.Rate.Per == 0 {
+		q.Rate.Per = time.Second
+	}
+	if q.Rate.Burst == 0 {
+		q.Rate.Burst = q.Rate.Deliveries
+	}
 	if q.AckDeadline == 0 {
 		q.AckDeadline = 30 * time.Minute
 	}
@@ -130,7 +137,8 @@ func withDefaults(q bourse.Queue) bourse.Queue {
 }
 
 func (r *reference) addQueue(q bourse.Queue) {
-	r.queues = append(r.queues, &refQueue{Queue: withDefaults(q), count: bourse.QueueStats{Name: q.Name}})
+	q = withDefaults(q)
+	r.queues = append(r.queues, &refQueue{Queue: q, count: bourse.QueueStats{Name: q.Name}, lent: refCredit{left: wholes(q.Rate.Burst)}})
 }
 
 func (r *reference) queue(name string) *refQueue {
@@ -162,17 +170,8 @@ func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 
 func (r *reference) dispatch(q *refQueue) {
 	q.elect()
-	for len(q.heads()) > 0 && !q.paused {
-		var to *refConsumer
-		for _, c := range q.attached {
-			if c.outstandingLoan >= c.prefetch || !q.serves(c) {
-				continue
-			}
-			if to == nil || c.priority > to.priority || c.priority == to.priority &&
-				(c.outstandingLoan < to.outstandingLoan || c.outstandingLoan == to.outstandingLoan && c.turn < to.turn) {
-				to = c
-			}
-		}
+	for len(q.heads()) > 0 && !q.paused && q.heldUntil(r.clock.Now()).IsZero() {
+		to := q.eligible()
 		if to == nil {
 			return
 		}
@@ -180,9 +179,24 @@ func (r *reference) dispatch(q *refQueue) {
 	}
 }
 
+// eligible is the consumer to serve, if any has room.
+func (q *refQueue) eligible() (to *refConsumer) {
+	for _, c := range q.attached {
+		if c.outstandingLoan >= c.prefetch || !q.serves(c) {
+			continue
+		}
+		if to == nil || c.priority > to.priority || c.priority == to.priority &&
+			(c.outstandingLoan < to.outstandingLoan || c.outstandingLoan == to.outstandingLoan && c.turn < to.turn) {
+			to = c
+		}
+	}
+	return to
+}
+
 func (r *reference) lend(q *refQueue, c *refConsumer) *refLoan {
 	e := q.pop(r.clock.Now())
 	e.deliveries++
+	q.spend(r.clock.Now())
 	q.count.Delivered++
 	q.turn++
 	c.turn = q.turn
@@ -384,7 +398,7 @@ func (r *reference) get(queue string) (*refLoan, *refConsumer, error) {
 		r.attach(q, 0, 0, true, false)
 		i = len(q.attached) - 1
 	}
-	if q.paused {
+	if q.paused || !q.heldUntil(r.clock.Now()).IsZero() {
 		return nil, nil, bourse.ErrHeldBack
 	}
 	if len(q.heads()) == 0 {
@@ -486,6 +500,9 @@ func (q *refQueue) due() (at time.Time) {
 	for _, e := range q.delayed {
 		sooner(e.readyAt)
 	}
+	if q.Rate.Deliveries > 0 && !q.paused && len(q.heads()) > 0 && q.eligible() != nil {
+		sooner(q.opens())
+	}
 	return at
 }
 
@@ -555,7 +572,7 @@ func (r *reference) reopen(lost bool) {
 func (q *refQueue) stats(now time.Time) bourse.QueueStats {
 	s := q.count
 	s.Ready, s.Unacked, s.Delayed = len(q.ready), len(q.loans), len(q.delayed)
-	s.Paused = q.paused
+	s.Paused, s.HeldUntil = q.paused, q.heldUntil(now)
 	if q.Priorities > 1 {
 		s.Levels = make([]bourse.LevelStats, q.Priorities)
 	}

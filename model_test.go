@@ -140,6 +140,9 @@ func (s *sequence) queue(name string) bourse.Queue {
 		})
 		q.BumpOnRedelivery = rapid.Bool().Draw(s.t, "bump")
 	}
+	q.Rate = one(s.t, "rate", []bourse.Rate{
+		{}, {}, {}, {Deliveries: 1}, {Deliveries: 2, Per: 7 * time.Second, Burst: 1}, {Deliveries: 3, Burst: 2},
+	})
 	q.Inbox = one(s.t, "inbox", []bourse.InboxMemory{{}, {Window: 20 * time.Second}, {Window: time.Hour, MaxIDs: 2}})
 	switch rapid.IntRange(0, 7).Draw(s.t, "dead letter") {
 	case 0:

@@ -59,6 +59,7 @@ func (r *reference) update(d bourse.Queue) error {
 	}
 	was := q.Queue
 	q.Queue = withDefaults(d)
+	q.rerate(was.Rate, r.clock.Now())
 	q.rememberAnew(was.Dedup, r.clock.Now())
 	q.redefinedInbox(was.Inbox, r.clock.Now())
 	all := slices.Concat(q.ready, q.delayed)

@@ -18,8 +18,8 @@ type instant int64
 //  1. Each message that was accepted is in exactly one account: ready, on loan, delayed,
 //     dying or gone; the accounts add up, in messages and in bytes.
 //  2. A consumer has at most its prefetch on loan.
-//  3. After a command, no message is ready while a consumer has room and may be served, unless its group is held or the valve is
-//     shut.
+//  3. After a command, no message is ready while a consumer has room and may be served, unless its group is held, or the valve is
+//     shut or the time when it opens has come.
 //  4. now never decreases.
 //  5. A message's failures are at most its deliveries, and at most the retry limit unless it is dying or the
 //     queue was updated.
@@ -34,6 +34,7 @@ type instant int64
 //  13. Turns are over only if they were given.
 //  14. With a single active consumer, only that one has loans and may be served; it is attached, did not come to take, and has an
 //     epoch. Nobody is active only if nobody could be. Without, nothing is known of activations.
+//  15. The rate holds back for at most the time of one delivery; without one the bucket is the zero value.
 type queue struct {
 	def     queueDef
 	now     instant
@@ -183,6 +184,7 @@ func (q *queue) lend(c *consumer, out []effect) []effect {
 	e.deliveries++
 	s := q.ledger.grant(e, c, q.now+instant(q.def.AckDeadline))
 	q.count.Delivered++
+	q.spend()
 	q.roster.turn++
 	c.turn = q.roster.turn
 	q.roster.fix(c)
@@ -436,6 +438,9 @@ func (q *queue) due() instant {
 	}
 	if x, _, ok := q.nextExpiry(); ok && (at == 0 || x.at < at) {
 		at = x.at
+	}
+	if opens := q.refills(); opens != 0 && (at == 0 || opens < at) {
+		at = opens
 	}
 	return q.idsDue(at)
 }

@@ -26,6 +26,7 @@ var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.AckDeadline = to.AckDeadline },
 	func(q, to *Queue) { q.TTL = to.TTL },
 	func(q, to *Queue) { q.GroupConcurrency = to.GroupConcurrency },
+	func(q, to *Queue) { q.Rate = to.Rate },
 	func(q, to *Queue) { q.DeadLetter = to.DeadLetter },
 	func(q, to *Queue) { q.Dedup = to.Dedup },
 	func(q, to *Queue) { q.Inbox = to.Inbox },
@@ -186,6 +187,8 @@ func (m *machine) updatedHere(q *queue) bool {
 //     keeps its level,
 //   - a group that has more at work than a lower limit of GroupConcurrency goes on when it has less,
 //   - loans keep the deadline that they have, and pauses their end,
+//   - a rate goes on with what the one before it allowed at once, in whole deliveries and up to its Burst; without one before, it allows
+//     all of that,
 //   - the retry limit is looked at when a message fails the next time,
 //   - an id is remembered for the new window from when its message came; those above a lower limit are forgotten, and
 //     all are if Window takes the place of UntilDone or the other way round; the inbox is likewise, from when a message was done.
@@ -213,6 +216,7 @@ func (q *queue) redefine(d Queue) {
 	if d.TTL != had.TTL || d.Priorities < had.Priorities {
 		q.relist()
 	}
+	q.rerate(had.Rate)
 	if d.Dedup != had.Dedup {
 		q.redefineDedup(&had.Dedup)
 	}

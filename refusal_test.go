@@ -336,6 +336,7 @@ func TestRefusals(t *testing.T) {
 	redeclare("TTL", func(d *bourse.Queue) { d.TTL = time.Minute })
 	redeclare("GroupConcurrency", func(d *bourse.Queue) { d.GroupConcurrency = 2 })
 	redeclare("SingleActiveConsumer", func(d *bourse.Queue) { d.SingleActiveConsumer = true })
+	rateRefusals(declare, redeclare)
 	redeclare("AckDeadline", func(d *bourse.Queue) { d.AckDeadline = 0 })
 	redeclare("DeadLetter.Exchange", func(d *bourse.Queue) { d.DeadLetter.Exchange = "direct" })
 	redeclare("Dedup.Window", func(d *bourse.Queue) { d.Dedup.Window = 1 })

@@ -134,7 +134,7 @@ func (q *queue) view() queueView {
 		v.head = wire.AppendUvarint(v.head, *n)
 	}
 	v.head = wire.AppendUvarint(v.head, q.roster.turn)
-	v.head = q.valve.appendTo(v.head)
+	v.head = q.valve.appendTo(v.head, q.def.Rate)
 	v.head = q.turns.appendTo(v.head)
 	if q.extras != nil {
 		v.extras = q.extras.Clone()

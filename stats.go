@@ -72,8 +72,10 @@ type QueueStats struct {
 
 	Oldest time.Duration // how long the next message has waited since it arrived; 0 if none is ready
 	Paused bool          // by Broker.Pause
-	Epoch  uint64        // of the active consumer, see Queue.SingleActiveConsumer; 0: there is none, or the queue is not of that kind
-	Levels []LevelStats  // by level, from 0; nil if there is only one
+	// HeldUntil is until when Queue.Rate allows no delivery, whether any message waits or not; zero: it allows one now.
+	HeldUntil time.Time
+	Epoch     uint64       // of the active consumer, see Queue.SingleActiveConsumer; 0: there is none, or the queue is not of that kind
+	Levels    []LevelStats // by level, from 0; nil if there is only one
 
 	Enqueued  uint64 // messages that arrived
 	Delivered uint64 // deliveries made
@@ -158,6 +160,9 @@ func (q *queue) stats(now instant) QueueStats {
 		Purged: q.count.Purged, Cancelled: q.count.Cancelled, Replayed: q.count.Replayed,
 		IDs: q.ids.len(), InboxIDs: q.inbox.len(), Duplicates: q.count.Duplicates, Forgotten: q.count.Forgotten,
 		Done: q.count.Done, MaxMessages: q.def.MaxMessages, MaxBytes: q.def.MaxBytes,
+	}
+	if at := q.heldUntil(now); at != 0 {
+		s.HeldUntil = time.Unix(0, int64(at))
 	}
 	s.Length, s.LengthBytes = q.length()
 	if q.ready.n > 0 {

@@ -46,6 +46,7 @@ var pureFiles = []string{
 	"fairness.go",
 	"valve.go",
 	"activation.go",
+	"rate.go",
 	"retry.go",
 	"dedup.go",
 	"group.go",

@@ -10,7 +10,8 @@ import (
 // what is on loan stays there. It returns when that is durable. All fields count, as in Declare, so start from the declaration that
 // holds. They act at once on what waits: a TTL from the arrival of each message; fewer Priorities move what is above to the
 // highest level, in order of arrival, and more of them leave it where it is. MaxRetries and Retry count from the next failure,
-// AckDeadline from the next delivery, DeadLetter from the next death; MaxMessages, MaxBytes and Overflow from the next publish, so
+// AckDeadline from the next delivery; Rate at once, with what the one before it allowed, in whole deliveries, or full if there was
+// none; DeadLetter from the next death; MaxMessages, MaxBytes and Overflow from the next publish, so
 // that lower limits evict nothing by themselves; Dedup.Window from the arrival of what is remembered, which is
 // forgotten if UntilDone takes its place, or the other way round; Inbox.Window from when a message was done. An equal q changes nothing.
 //
