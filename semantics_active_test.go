@@ -205,9 +205,9 @@ func TestSemanticsActiveWork(t *testing.T) {
 	b := open(t, bourse.Options{}, bourse.Queue{Name: "q", SingleActiveConsumer: true})
 	var running atomic.Int32
 	begun, release, seen := make(chan string, 9), make(chan struct{}), make(chan string, 9)
-	start := func(name string, h bourse.Handler) (stop func() error) {
+	start := func(name string, h bourse.Handler) (stop func(), ended chan error) {
 		until, cancel := context.WithCancel(ctx)
-		ended := make(chan error, 1)
+		ended = make(chan error, 1)
 		consumers := stats(t, b, "q").Consumers
 		go func() { // ends with stop
 			ended <- b.Work(until, "q", func(ctx context.Context, d *bourse.Delivery) error {
@@ -222,24 +222,24 @@ func TestSemanticsActiveWork(t *testing.T) {
 		for stats(t, b, "q").Consumers == consumers {
 			barrier(t, b, nil)
 		}
-		return func() error { cancel(); return <-ended }
+		return cancel, ended
 	}
-	stopFirst := start("first", func(context.Context, *bourse.Delivery) error { <-release; return nil })
-	stopSecond := start("second", func(_ context.Context, d *bourse.Delivery) error { seen <- string(d.Body); return nil })
+	stopFirst, firstEnded := start("first", func(context.Context, *bourse.Delivery) error { <-release; return nil })
+	stopSecond, secondEnded := start("second", func(_ context.Context, d *bourse.Delivery) error { seen <- string(d.Body); return nil })
 	send(t, b, "q", "1", "2", "3")
 	require.Equal(t, "first has 1", <-begun)
 	epoch := stats(t, b, "q").Epoch
-	stopped := make(chan error, 1)
-	go func() { stopped <- stopFirst() }() // ends when its handler does
+	stopFirst()
 	for range 20 {
 		barrier(t, b, nil)
 		require.Equal(t, epoch, stats(t, b, "q").Epoch, "another is active while the handler runs")
 	}
 	close(release)
-	require.NoError(t, <-stopped)
+	require.NoError(t, <-firstEnded)
 	require.Equal(t, []string{"2", "3"}, []string{<-seen, <-seen})
 	require.Greater(t, stats(t, b, "q").Epoch, epoch)
-	require.NoError(t, stopSecond())
+	stopSecond()
+	require.NoError(t, <-secondEnded)
 	require.Zero(t, stats(t, b, "q").Epoch)
 }
 
