@@ -84,8 +84,8 @@ func (o Options) withDefaults() (Options, error) {
 // Broker routes messages into queues and lends them to consumers. All methods may be called
 // concurrently.
 //
-// Lock order: shard.mu, then Subscription.mu, mover.mu, scheduler.mu or placement.mu; the others are leaves. None is held while a
-// command is proposed or user code runs.
+// Lock order: shard.mu, then Subscription.mu, mover.mu, scheduler.mu, janitor.mu or placement.mu; the others are leaves. None is
+// held while a command is proposed or user code runs.
 type Broker struct {
 	opts      Options // fixed after NewBroker, as all above mu
 	clock     Clock
@@ -94,6 +94,7 @@ type Broker struct {
 	placement *placement
 	mover     *mover
 	scheduler *scheduler
+	janitor   *janitor
 	gate      gate
 	instance  uint64        // drawn at random: the first half of the ids that this broker makes
 	lostLog   error         // what subscriptions end with when the log is lost
@@ -136,6 +137,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.waitings.New = newWaiting
 	b.mover = newMover(b)
 	b.scheduler = newScheduler(b)
+	b.janitor = newJanitor(b)
 	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger, Preallocate: opts.Preallocate}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
@@ -155,6 +157,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	}
 	go b.mover.run()     // ends by mover.stop in Close, which waits for it
 	go b.scheduler.run() // ends by scheduler.stop, likewise
+	go b.janitor.run()   // ends by janitor.stop, likewise
 	return b, nil
 }
 
@@ -190,9 +193,14 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 		return fmt.Errorf("broker: declare: %w", err)
 	}
 	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings, schedules: b.opts.MaxSchedules}
-	err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
-	if err != nil {
-		return fmt.Errorf("broker: declare: %w", err)
+	for again := true; again; {
+		err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
+		if err == nil {
+			again, err = b.placement.renew(ctx, ds)
+		}
+		if err != nil {
+			return fmt.Errorf("broker: declare: %w", err)
+		}
 	}
 	return nil
 }
@@ -365,6 +373,7 @@ func (b *Broker) Close() error {
 	b.placement.stop()
 	b.mover.stop()
 	b.scheduler.stop()
+	b.janitor.stop()
 	err := errors.Join(b.placement.close(), b.engine.Close())
 	if err != nil {
 		err = fmt.Errorf("broker: close: %w", err)

@@ -30,6 +30,7 @@ func (m *machine) check() {
 		invariant.Check(q.now <= m.now, "queue 4: queue %d is ahead of its shard", q.def.id)
 		q.check(m.updatedHere(q))
 		q.checkRate(m.now)
+		q.checkLease(m.role == roleQueue, m.now)
 	}
 }
 

@@ -38,6 +38,7 @@ const (
 	cmdFire      commandKind = 18 // what a schedule does that is due
 	cmdPause     commandKind = 19 // stop or start the deliveries of a queue
 	cmdEnter     commandKind = 20 // a message that was told to wait for room, to one queue
+	cmdRetire    commandKind = 21 // a queue that is ending in its own shard leaves the catalogue
 )
 
 const commandHeader = 1 + 8
@@ -305,10 +306,11 @@ const (
 	effectTopology                       // the topology has changed
 	effectFire                           // say what the schedule with the number seq does at; at 0: when it begins
 	effectActive                         // the consumer is the active one from now on, with the epoch seq
+	effectRetire                         // propose to the catalogue that the queue retires
 )
 
 func (k effectKind) String() string {
-	names := [...]string{"", "deliver", "withdraw", "gone", "forward", "free", "wake", "topology", "fire", "active"}
+	names := [...]string{"", "deliver", "withdraw", "gone", "forward", "free", "wake", "topology", "fire", "active", "retire"}
 	if int(k) < len(names) {
 		return names[k]
 	}

@@ -144,9 +144,9 @@ func refusedReasonOf(flag bool) refusalReason {
 
 // The numbers of kinds and answers are part of the format.
 func TestCommandNumbers(t *testing.T) {
-	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}, []commandKind{
+	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21}, []commandKind{
 		cmdEnqueue, cmdAttach, cmdDetach, cmdSettle, cmdAckUpTo, cmdTake, cmdTick, cmdOpen, cmdDeclare, cmdRemove, cmdMove,
-		cmdForwarded, cmdPurge, cmdAmend, cmdUpdate, cmdRedefine, cmdBundle, cmdFire, cmdPause, cmdEnter,
+		cmdForwarded, cmdPurge, cmdAmend, cmdUpdate, cmdRedefine, cmdBundle, cmdFire, cmdPause, cmdEnter, cmdRetire,
 	})
 	require.Equal(t, []verdict{0, 1, 2, 3, 4, 5}, []verdict{
 		verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend, verdictDone,
@@ -212,8 +212,8 @@ func TestAnswerErrorRoundTrip(t *testing.T) {
 }
 
 func TestEffectNames(t *testing.T) {
-	require.Equal(t, "deliver withdraw gone forward free wake topology fire active unknown", fmt.Sprintf("%v %v %v %v %v %v %v %v %v %v",
-		effectDeliver, effectWithdraw, effectGone, effectForward, effectFree, effectWake, effectTopology, effectFire,
-		effectActive, effectActive+1))
+	require.Equal(t, "deliver withdraw gone forward free wake topology fire active retire unknown",
+		fmt.Sprintf("%v %v %v %v %v %v %v %v %v %v %v", effectDeliver, effectWithdraw, effectGone, effectForward, effectFree,
+			effectWake, effectTopology, effectFire, effectActive, effectRetire, effectRetire+1))
 	require.Equal(t, "rejected delivery_limit unknown", fmt.Sprintf("%v %v %v", deadRejected, deadLimit, deathReason(0)))
 }

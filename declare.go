@@ -162,6 +162,11 @@ type Queue struct {
 	Transient bool
 	// Inbox is how long the queue remembers what its consumers ended by Inbox.Done. Default: it has no inbox.
 	Inbox InboxMemory
+	// Expires is how long the queue may be unused: then it is deleted, as by Delete. A subscription, until it ends, a Get and a
+	// Declare of the queue are uses, and so is an Update that changes it; a publish is none, nor is holding what Get has given.
+	// The time goes on while no broker has the data open; if a crash has ended subscriptions, it begins with the next open.
+	// Default: for ever; at most MaxDelay.
+	Expires time.Duration
 }
 
 // DeadLetter says what happens to a message that was rejected or failed once too often.
@@ -261,6 +266,8 @@ func (d Queue) validateSettings() *InvalidError {
 		return invalid("Queue.TTL", "is %v, want 0 to %v, or NoWait", d.TTL, time.Duration(MaxDelay))
 	case d.GroupConcurrency < NoLimit || d.GroupConcurrency > MaxGroupConcurrency:
 		return invalid("Queue.GroupConcurrency", "is %d, want 0 to %d, or NoLimit", d.GroupConcurrency, MaxGroupConcurrency)
+	case d.Expires < 0 || d.Expires > MaxDelay:
+		return invalid("Queue.Expires", "is %v, want 0 to %v", d.Expires, time.Duration(MaxDelay))
 	case d.DeadLetter.Discard && d.DeadLetter.Exchange != "":
 		return invalid("Queue.DeadLetter.Discard", "is set together with Exchange")
 	case d.DeadLetter.RoutingKey != "" && d.DeadLetter.Exchange == "":
@@ -467,6 +474,7 @@ func (d Queue) compare(have Queue) error {
 	f.add("DeadLetter.Discard", strconv.FormatBool(have.DeadLetter.Discard), strconv.FormatBool(d.DeadLetter.Discard))
 	d.Dedup.compare(have.Dedup, &f)
 	d.Inbox.compare(have.Inbox, &f)
+	f.add("Expires", have.Expires.String(), d.Expires.String())
 	return f.precondition(fmt.Sprintf("queue %q", d.Name))
 }
 
@@ -574,7 +582,8 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.DeadLetter.Exchange)
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
-	return d.Inbox.appendTo(d.Dedup.appendTo(dst))
+	dst = d.Inbox.appendTo(d.Dedup.appendTo(dst))
+	return wire.AppendVarint(dst, int64(d.Expires))
 }
 
 func decodeQueue(r *wire.Reader) Queue {
@@ -597,6 +606,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		DeadLetter:           DeadLetter{Exchange: r.String(), RoutingKey: r.String(), Discard: r.Bool()},
 		Dedup:                decodeDedup(r),
 		Inbox:                decodeInboxMemory(r),
+		Expires:              time.Duration(r.Varint()),
 	}
 }
 

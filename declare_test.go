@@ -39,6 +39,10 @@ func TestDeclarationsRefused(t *testing.T) {
 		{q(func(d *Queue) { d.Priorities = -1 }), "Queue.Priorities"},
 		{q(func(d *Queue) { d.Priorities = 256 }), ""},
 		{q(func(d *Queue) { d.Priorities = 257 }), "Queue.Priorities"},
+		{q(func(d *Queue) { d.Expires = -1 }), "Queue.Expires"},
+		{q(func(d *Queue) { d.Expires = 1 }), ""},
+		{q(func(d *Queue) { d.Expires = MaxDelay }), ""},
+		{q(func(d *Queue) { d.Expires = MaxDelay + 1 }), "Queue.Expires"},
 		{q(func(d *Queue) { d.MaxRetries = NoRetry }), ""},
 		{q(func(d *Queue) { d.MaxRetries = NoRetry - 1 }), "Queue.MaxRetries"},
 		{q(func(d *Queue) { d.Retry = Backoff{Min: time.Second} }), ""},
@@ -190,7 +194,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 			Inbox: InboxMemory{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
 		Queue{Rate: Rate{Deliveries: MaxRate, Per: MaxDelay, Burst: 3}},
-		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true},
+		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true, Expires: MaxDelay},
 		Queue{SingleActiveConsumer: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
 		Schedule{Name: "s", Cron: "@daily", TimeZone: "Europe/Paris", CatchUp: CatchUpAll, Message: Message{Exchange: "e", RoutingKey: "k",
@@ -233,7 +237,7 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	top := declared(t, Queue{Name: "q", Priorities: 2}, Exchange{Name: "e", Kind: Topic, Alternate: "f"})
 	_, _, err := top.declare([]Declaration{Queue{Name: "q", MaxRetries: NoLimit, Retry: Backoff{Min: time.Second, Jitter: 0.1},
 		AckDeadline: time.Minute, DeadLetter: DeadLetter{Exchange: "x", RoutingKey: "k"},
-		Dedup: Dedup{Window: time.Hour, OnDuplicate: ReplaceWaiting}, Inbox: InboxMemory{Window: time.Minute}}})
+		Dedup: Dedup{Window: time.Hour, OnDuplicate: ReplaceWaiting}, Inbox: InboxMemory{Window: time.Minute}, Expires: time.Hour}})
 	require.ErrorIs(t, err, ErrPrecondition)
 	var pre *PreconditionError
 	require.True(t, errors.As(err, &pre))
@@ -241,7 +245,7 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 		{"Priorities", "2", "1"}, {"MaxRetries", "20", "NoLimit"}, {"Retry.Min", "0s", "1s"}, {"Retry.Max", "0s", "1s"},
 		{"Retry.Factor", "0", "2"}, {"Retry.Jitter", "0", "0.1"}, {"AckDeadline", "30m0s", "1m0s"}, {"DeadLetter.Exchange", `""`, `"x"`}, {"DeadLetter.RoutingKey", `""`, `"k"`},
 		{"Dedup.Window", "0s", "1h0m0s"}, {"Dedup.OnDuplicate", "ignore", "replace"}, {"Dedup.MaxIDs", "0", "1048576"},
-		{"Inbox.Window", "0s", "1m0s"}, {"Inbox.MaxIDs", "0", "1048576"},
+		{"Inbox.Window", "0s", "1m0s"}, {"Inbox.MaxIDs", "0", "1048576"}, {"Expires", "0s", "1h0m0s"},
 	}}, pre)
 	_, _, err = top.declare([]Declaration{
 		Queue{Name: "q", Priorities: 2, Fairness: Fairness{LowerOneIn: 3, Aging: time.Hour}, BumpOnRedelivery: true},
@@ -276,8 +280,8 @@ func TestDeclarationsMalformed(t *testing.T) {
 		"a bump that is no truth":  append(append([]byte{}, head...), 2, 0, 0, 2),
 		"too many pauses": append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, MaxPauses+1),
 			make([]byte, 99)...),
-		"discard is not a truth": append(append([]byte{}, good[:len(good)-7]...), 2),
-		"until done is no truth": append(append([]byte{}, good[:len(good)-5]...), 2),
+		"discard is not a truth": append(append([]byte{}, good[:len(good)-8]...), 2),
+		"until done is no truth": append(append([]byte{}, good[:len(good)-6]...), 2),
 	}
 	for name, b := range rows {
 		r := wire.NewReader(append(b, make([]byte, 16)...))

@@ -73,6 +73,7 @@
 //	exchange.declare, queue.declare, *.bind    Broker.Declare
 //	*.declare, passive                         Broker.Check
 //	policies                                   Broker.Update
+//	x-expires                                  Queue.Expires
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
 //	queue.purge                                Broker.Purge; Broker.Cancel for one message
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch

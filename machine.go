@@ -187,6 +187,8 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		id, revision, d := queueID(r.Uvarint()), r.Uvarint(), decodeOneQueue(&r)
 		mustDecode(kind, r.Done())
 		res.answer, out = m.redefine(id, revision, d, out)
+	case cmdRetire:
+		res.answer, out = m.retireNamed(&r, out)
 	case cmdFire:
 		res, out = m.fire(ref, len(cmd), &r, out)
 	default:
@@ -261,6 +263,7 @@ func (m *machine) tick(out []effect) []effect {
 	if m.woken <= m.now {
 		m.woken = 0 // that wake has rung: what stepLimit leaves due needs another, for the same time
 	}
+	out = m.sweep(out)
 	var due []timer
 	m.timers.Ascend(func(t timer) bool {
 		if t.at <= m.now {
@@ -352,9 +355,10 @@ func (m *machine) move(ref Ref, size int, r *wire.Reader, out []effect) (applied
 }
 
 func (m *machine) attach(c attach, out []effect) (uint64, []effect) {
+	out = m.sweep(out)
 	q := m.at(c.queue)
 	switch {
-	case q == nil:
+	case q == nil || q.lease.ending != endsNot:
 		return answerGone, out
 	case c.consumer.session() != m.session:
 		return answerStale, out
@@ -362,6 +366,7 @@ func (m *machine) attach(c attach, out []effect) (uint64, []effect) {
 		return answerTooMany, out
 	}
 	q.attach(c.consumer, c.prefetch, c.priority)
+	q.use()
 	return answerOK, m.touch(q, out)
 }
 
@@ -370,8 +375,9 @@ const maxConsumers = 1000
 
 // take lends one message to a consumer, whatever its prefetch. The loan is the answer.
 func (m *machine) take(c take, out []effect) (Answer, []effect) {
+	out = m.sweep(out)
 	q := m.at(c.queue)
-	if q == nil {
+	if q == nil || q.lease.ending != endsNot {
 		return Answer{Code: answerGone}, out
 	}
 	out = q.expire(out)
@@ -379,6 +385,7 @@ func (m *machine) take(c take, out []effect) (Answer, []effect) {
 	if holder == nil {
 		return Answer{Code: answerStale}, m.touch(q, out) // what came due above goes to the others
 	}
+	q.use()
 	if q.shut() || q.def.SingleActiveConsumer {
 		return Answer{Code: answerHeld}, m.touch(q, out)
 	}
@@ -404,17 +411,22 @@ func (m *machine) open(lost bool, out []effect) []effect {
 		for len(q.roster.all) > 0 {
 			_, out = q.detach(q.roster.all[0].id, lost, out)
 		}
+		if !q.lease.begun {
+			q.renew()
+		}
 		out = m.touch(q, out)
 	}
-	return out
+	return m.sweep(out)
 }
 
 func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect) (Answer, []effect) {
+	out = m.sweep(out)
 	had := m.topology.within(limits)
 	next, created, err := had.declare(ds)
 	if err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out
 	}
+	next, out = m.renewed(ds, had, next, out)
 	if next == had {
 		return Answer{Code: answerOK}, out
 	}
@@ -425,7 +437,9 @@ func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect)
 		}
 		q := newQueue(def)
 		q.now = m.now
+		q.renew()
 		m.add(q)
+		m.arm(q)
 	}
 	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})
 }
@@ -441,6 +455,7 @@ func (m *machine) adopt(next *topology, out []effect) []effect {
 }
 
 func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answer, []effect) {
+	out = m.sweep(out)
 	if err := m.removable(only, ds); err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out
 	}
@@ -451,7 +466,12 @@ func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answe
 	if next == m.topology {
 		return Answer{Code: answerOK}, out
 	}
-	out = m.adopt(next, out)
+	out = m.dropAll(removed, m.adopt(next, out))
+	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})
+}
+
+// dropAll drops the queues that were removed from the topology, as far as they are here.
+func (m *machine) dropAll(removed []queueDef, out []effect) []effect {
 	for _, def := range removed {
 		q := m.queues[def.id]
 		if q == nil {
@@ -465,7 +485,7 @@ func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answe
 		m.last = nil
 		m.order = slices.DeleteFunc(m.order, func(o *queue) bool { return o == q })
 	}
-	return Answer{Code: answerOK}, append(out, effect{kind: effectTopology})
+	return out
 }
 
 // removable reports why ds may not be removed under the conditions of only.

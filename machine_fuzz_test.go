@@ -73,6 +73,7 @@ func (p *interpreter) declaration() Queue {
 	if f := p.byte(); def.Priorities > 1 {
 		def.Fairness = Fairness{LowerOneIn: []int{0, 2, 5}[f%3], Aging: []time.Duration{0, time.Second, time.Minute}[f/3%3]}
 		def.BumpOnRedelivery = f/9%2 == 1
+		def.Expires = []time.Duration{0, time.Second, time.Minute}[f/18%3]
 	} else {
 		def.SingleActiveConsumer = f%3 == 1
 	}

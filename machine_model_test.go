@@ -39,7 +39,7 @@ func TestMachineModel(t *testing.T) {
 	t.Logf("seed %d: %+v", seed, total)
 	if total.commands >= 100_000 {
 		for name, n := range map[string]int{
-			"fires": total.fires, "activations": total.activations, "successions": total.successions,
+			"fires": total.fires, "activations": total.activations, "successions": total.successions, "unused queues": total.ended,
 			"deaths": total.deaths, "moves": total.moves, "deadlines": total.deadlines, "stale verdicts": total.stale,
 			"deletes": total.deletes, "sessions": total.sessions, "snapshots": total.snapshots, "takes": total.takes,
 			"delays": total.delays, "expired messages": total.expired, "updates": total.updates, "held groups": total.held,
@@ -66,7 +66,7 @@ type walkCount struct {
 	bundles, bundleAcks, bundlesRefused                        int
 	evicted, entered                                           int
 	amended                                                    [amendReplay + 1]int
-	fires, throttled                                           int
+	fires, throttled, ended                                    int
 	activations, successions                                   int
 	refusals                                                   [refusedWaits + 1]int
 }
@@ -90,6 +90,7 @@ func (c *walkCount) add(o walkCount) {
 	c.successions += o.successions
 	c.throttled += o.throttled
 	c.expired += o.expired
+	c.ended += o.ended
 	for i, n := range o.amended {
 		c.amended[i] += n
 	}
@@ -124,7 +125,6 @@ type walker struct {
 	want  report
 	past  []settle // verdicts already given, to give again
 	ids   uint32   // consumers given an id in this session
-	gone  []queueID
 
 	lastEpoch map[string]uint64 // of each name of a queue
 
@@ -263,6 +263,7 @@ func (w *walker) agree(got, want uint64) {
 	w.count.deadlines += len(w.got.withdrawn)
 	w.count.deaths += len(w.got.forward)
 	w.count.expired += w.want.expired
+	w.count.ended += w.want.ended
 	for i := range w.want.forward {
 		if w.want.forward[i].reason == ReasonMaxLength {
 			w.count.evicted++

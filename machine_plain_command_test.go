@@ -15,6 +15,7 @@ func (p *plainMachine) forwarded(source queueID, seq uint64, r *report) {
 }
 
 func (p *plainMachine) attach(c attach, r *report) uint64 {
+	p.endUnused(r)
 	q := p.queue(c.queue)
 	if q == nil {
 		return answerGone
@@ -31,6 +32,7 @@ func (p *plainMachine) attach(c attach, r *report) uint64 {
 		q.consumers = append(q.consumers, have)
 	}
 	have.prefetch = int(c.prefetch)
+	q.used = p.now
 	q.settled(r)
 	return answerOK
 }
@@ -55,6 +57,7 @@ func (p *plainMachine) open(lost bool, r *report) uint64 {
 		}
 		q.settled(r)
 	}
+	p.endUnused(r)
 	return answerNumber + uint64(p.session)
 }
 
@@ -116,12 +119,16 @@ func (p *plainMachine) ackUpTo(c ackUpTo, r *report) uint64 {
 
 // take returns the loan, if the answer is OK.
 func (p *plainMachine) take(c take, r *report) (uint64, plainLoan) {
+	p.endUnused(r)
 	q := p.queue(c.queue)
 	if q == nil {
 		return answerGone, plainLoan{}
 	}
 	q.due(r)
 	have := q.consumer(c.consumer)
+	if have != nil {
+		q.used = p.now
+	}
 	m := q.next()
 	code, lent := answerOK, plainLoan{}
 	switch {
@@ -139,6 +146,7 @@ func (p *plainMachine) take(c take, r *report) (uint64, plainLoan) {
 }
 
 func (p *plainMachine) tick(r *report) {
+	p.endUnused(r)
 	for _, q := range p.queues {
 		q.now = p.now
 		q.settled(r)
@@ -236,13 +244,15 @@ func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg M
 
 // declare returns the error that it must match, nil if it is accepted. def has its defaults.
 func (p *plainMachine) declare(def Queue, r *report) error {
+	p.endUnused(r)
 	if have := p.named(def.Name); have != nil {
 		if !have.def.equal(def) {
 			return ErrPrecondition
 		}
+		have.used = p.now
 		return nil
 	}
-	q := &plainQueue{id: p.nextID, def: def, nextSeq: 1}
+	q := &plainQueue{id: p.nextID, def: def, nextSeq: 1, used: p.now}
 	q.credit.number.SetInt64(int64(def.Rate.Burst))
 	p.queues = append(p.queues, q)
 	p.nextID++
@@ -252,6 +262,7 @@ func (p *plainMachine) declare(def Queue, r *report) error {
 
 // update returns the error that it must match, nil if it is accepted. def has its defaults.
 func (p *plainMachine) update(def Queue, r *report) error {
+	p.endUnused(r)
 	q := p.named(def.Name)
 	switch {
 	case q == nil:
@@ -266,7 +277,7 @@ func (p *plainMachine) update(def Queue, r *report) error {
 	q.now = p.now
 	q.forget()
 	was := q.def
-	q.def, q.updated = def, true
+	q.def, q.updated, q.used = def, true, p.now
 	q.rerate(was.Rate)
 	q.redefineIDs(was.Dedup)
 	q.redefineInbox(was.Inbox)
@@ -280,6 +291,7 @@ func (p *plainMachine) update(def Queue, r *report) error {
 }
 
 func (p *plainMachine) delete(name string, only removeOnly, r *report) error {
+	p.endUnused(r)
 	q := p.named(name)
 	if q == nil {
 		return nil
@@ -296,13 +308,6 @@ func (p *plainMachine) delete(name string, only removeOnly, r *report) error {
 	if only&onlyEmpty != 0 && len(q.messages) > 0 {
 		return ErrNotEmpty
 	}
-	for _, m := range q.messages {
-		r.freed = append(r.freed, m.ref)
-	}
-	for _, c := range q.consumers {
-		r.gone = append(r.gone, plainTag{q.id, c.id, 0})
-	}
-	p.queues = slices.DeleteFunc(p.queues, func(o *plainQueue) bool { return o == q })
-	r.topology = true
+	p.drop(q, r)
 	return nil
 }

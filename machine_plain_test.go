@@ -16,6 +16,7 @@ type plainMachine struct {
 	session uint32
 	nextID  queueID
 	queues  []*plainQueue // by id
+	gone    []queueID
 
 	schedules []*plainSchedule // by id
 }
@@ -30,6 +31,7 @@ type plainQueue struct {
 	turn      uint64
 	paused    bool
 	credit    plainCredit     // of Rate
+	used      instant         // the last time that counts for Expires
 	messages  []*plainMessage // those that are not gone, by seq
 	consumers []*plainConsumer
 	known     []plainID // that deduplication remembers, in order
@@ -99,6 +101,7 @@ type report struct {
 	forward   []plainDeath
 	freed     []Ref
 	expired   int // of forward and freed; not compared, the counters are
+	ended     int // queues that were unused; not compared, topology is
 	refused   []refusal
 	stored    int // queues that have the message, or had it; not compared if all have
 	topology  bool
@@ -417,6 +420,9 @@ func (q *plainQueue) leave(c *plainConsumer, failed bool, r *report) {
 		}
 	}
 	q.consumers = slices.DeleteFunc(q.consumers, func(o *plainConsumer) bool { return o == c })
+	if !c.pull {
+		q.used = q.now
+	}
 }
 
 // due is when something happens by itself, 0 for never.
@@ -425,6 +431,9 @@ func (p *plainMachine) due() instant {
 	for _, q := range p.queues {
 		if opens := q.refills(); opens != 0 && (at == 0 || opens < at) {
 			at = opens
+		}
+		if end := q.endsUnused(); end != 0 && (at == 0 || end < at) {
+			at = end
 		}
 		for _, m := range q.messages {
 			if (m.state == plainLent || m.state == plainDelayed) && (at == 0 || m.at < at) {

@@ -75,6 +75,7 @@ func (p *plainMachine) scheduleNamed(name string) *plainSchedule {
 }
 
 func (p *plainMachine) declareSchedule(def Schedule, r *report) error {
+	p.endUnused(r)
 	if have := p.scheduleNamed(def.Name); have != nil {
 		if !reflect.DeepEqual(have.def, def) {
 			return ErrPrecondition
@@ -89,9 +90,10 @@ func (p *plainMachine) declareSchedule(def Schedule, r *report) error {
 }
 
 func (p *plainMachine) deleteSchedule(name string, r *report) {
+	p.endUnused(r)
 	n := len(p.schedules)
 	p.schedules = slices.DeleteFunc(p.schedules, func(s *plainSchedule) bool { return s.def.Name == name })
-	r.topology = len(p.schedules) < n
+	r.topology = r.topology || len(p.schedules) < n
 }
 
 // schedule declares or deletes one of few schedules.

@@ -23,7 +23,7 @@ import (
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
 //	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump] [max=N] [max-bytes=N] [overflow=drop|dead-letter|block] [single]
-//	      [rate=N] [per=D] [burst=N]
+//	      [rate=N] [per=D] [burst=N] [expires=D]
 //	update q [the same]               single: one active consumer
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
@@ -389,6 +389,7 @@ func (s *script) definition(a *scriptArgs) Queue {
 	def.DeadLetter = DeadLetter{Exchange: a.value["dead"], Discard: a.has("discard")}
 	def.Dedup = Dedup{Window: a.duration("dedup", 0), UntilDone: a.has("until-done"), MaxIDs: a.number("max-ids", 0)}
 	def.Inbox = InboxMemory{Window: a.duration("inbox", 0), MaxIDs: a.number("inbox-ids", 0)}
+	def.Expires = a.duration("expires", 0)
 	switch a.value["duplicate"] {
 	case "replace":
 		def.Dedup.OnDuplicate = ReplaceWaiting

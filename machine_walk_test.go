@@ -106,8 +106,8 @@ func (w *walker) queue() *plainQueue {
 // queueID is that of any queue, now and then one that is gone or never was.
 func (w *walker) queueID() queueID {
 	switch {
-	case len(w.gone) > 0 && w.one(40):
-		return w.gone[w.rng.IntN(len(w.gone))]
+	case len(w.p.gone) > 0 && w.one(40):
+		return w.p.gone[w.rng.IntN(len(w.p.gone))]
 	case w.one(300):
 		return queueID(w.rng.IntN(100))
 	}
@@ -552,6 +552,7 @@ func (w *walker) settings(def *Queue) {
 	}[w.rng.IntN(7)]
 	def.Inbox = []InboxMemory{{}, {}, {Window: time.Second}, {Window: time.Hour, MaxIDs: 3}}[w.rng.IntN(4)]
 	def.DeadLetter = []DeadLetter{{}, {}, {Discard: true}, {Exchange: "dead"}}[w.rng.IntN(4)]
+	def.Expires = w.expires()
 	w.limits(def)
 	def.SingleActiveConsumer = w.one(4)
 }
@@ -561,10 +562,12 @@ func (w *walker) update() {
 	def := Queue{Name: fmt.Sprintf("q%d", w.rng.IntN(6))}
 	if have := w.queue(); w.one(2) {
 		def = have.def
-		switch other := (Queue{}); w.rng.IntN(7) {
+		switch other := (Queue{}); w.rng.IntN(8) {
 		case 6:
 			w.settings(&other)
 			def.Rate = other.Rate
+		case 3:
+			def.Expires = w.expires()
 		case 4:
 			w.settings(&other)
 			def.GroupConcurrency = other.GroupConcurrency
@@ -615,9 +618,6 @@ func (w *walker) remove() {
 }
 
 func (w *walker) removeQueue(name string, only removeOnly) {
-	if q := w.p.named(name); q != nil {
-		w.gone = append(w.gone, q.id)
-	}
 	at := w.at()
 	res := w.propose(at, appendRemove(nil, at, only, []Declaration{Queue{Name: name}}))
 	want := w.p.delete(name, only, &w.want)

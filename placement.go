@@ -201,6 +201,7 @@ func (p *placement) follow(ctx context.Context) error {
 	}
 	p.b.topology.Store(t)
 	p.tellAll(t)
+	p.reportAllEnding()
 	p.mu.Lock()
 	p.shown = news
 	close(p.moved)

@@ -35,6 +35,8 @@ type instant int64
 //  14. With a single active consumer, only that one has loans and may be served; it is attached, did not come to take, and has an
 //     epoch. Nobody is active only if nobody could be. Without, nothing is known of activations.
 //  15. The rate holds back for at most the time of one delivery; without one the bucket is the zero value.
+//  16. A queue has a lease if it expires, but for one with a shard of its own before its first session.
+//  17. Only a queue with a shard of its own is ending, and has no consumers then but those of Get.
 type queue struct {
 	def     queueDef
 	now     instant
@@ -57,6 +59,7 @@ type queue struct {
 	timer                    instant // when the machine looks at this queue; 0: not set
 	turns                    turns
 	activations              activations
+	lease                    lease
 	count                    counters
 }
 
@@ -234,6 +237,9 @@ func (q *queue) detach(id consumerID, failed bool, out []effect) (bool, []effect
 	}
 	q.roster.detach(c)
 	q.retire(c)
+	if !c.pull {
+		q.use()
+	}
 	return true, out
 }
 
@@ -442,7 +448,7 @@ func (q *queue) due() instant {
 	if opens := q.refills(); opens != 0 && (at == 0 || opens < at) {
 		at = opens
 	}
-	return q.idsDue(at)
+	return q.leaseDue(q.idsDue(at))
 }
 
 // purge removes what is ready or delayed and returns how much that was. What is on loan stays, and
@@ -488,6 +494,9 @@ func (q *queue) lead(out []effect) []effect {
 			out = append(out, q.forwardEffect(d))
 			return true
 		})
+	}
+	if q.lease.ending != endsNot {
+		out = append(out, q.retireEffect())
 	}
 	return out
 }

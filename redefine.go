@@ -30,6 +30,7 @@ var mutable = []func(q *Queue, to *Queue){
 	func(q, to *Queue) { q.DeadLetter = to.DeadLetter },
 	func(q, to *Queue) { q.Dedup = to.Dedup },
 	func(q, to *Queue) { q.Inbox = to.Inbox },
+	func(q, to *Queue) { q.Expires = to.Expires },
 }
 
 // updated is a queue that is not as it was first declared.
@@ -141,6 +142,7 @@ func decodeOneQueue(r *wire.Reader) (d Queue) {
 
 // update changes a queue as the catalogue knows it, and the queue itself if it is here.
 func (m *machine) update(d Queue, out []effect) (Answer, []effect) {
+	out = m.sweep(out)
 	next, def, err := m.topology.update(d)
 	if err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out
@@ -191,13 +193,15 @@ func (m *machine) updatedHere(q *queue) bool {
 //     all of that,
 //   - the retry limit is looked at when a message fails the next time,
 //   - an id is remembered for the new window from when its message came; those above a lower limit are forgotten, and
-//     all are if Window takes the place of UntilDone or the other way round; the inbox is likewise, from when a message was done.
+//     all are if Window takes the place of UntilDone or the other way round; the inbox is likewise, from when a message was done,
+//   - the lease begins anew.
 //
 // It costs time in the number of ready messages if fewer priorities are left or the TTL becomes NoWait; if the TTL changes,
 // in that of those that came back or have an extra; if the limit of groups changes, in that of the groups.
 func (q *queue) redefine(d Queue) {
 	had := q.def.Queue
 	q.def.Queue = d
+	q.renew()
 	switch top := d.Priorities - 1; {
 	case d.TTL == NoWait && had.TTL != NoWait:
 		q.refill(0)

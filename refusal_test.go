@@ -241,6 +241,10 @@ func TestRefusals(t *testing.T) {
 	} {
 		declare("inbox, "+c.name, invalid, queue(func(q *bourse.Queue) { q.Inbox = c.inbox }), c.field)
 	}
+	for _, d := range []time.Duration{-1, bourse.MaxDelay + 1} {
+		declare(fmt.Sprint("a queue that expires after ", d), invalid, queue(func(q *bourse.Queue) { q.Expires = d }), "Queue.Expires",
+			d.String())
+	}
 	row("the inbox of no queue", bourse.ErrNotFound, func() error { _, err := b.Inbox("no"); return err }, `"no"`)
 	row("the inbox of a queue without one", invalid, func() error { _, err := b.Inbox("empty"); return err }, "Queue.Inbox", `"empty"`)
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {
@@ -344,6 +348,7 @@ func TestRefusals(t *testing.T) {
 	redeclare("Dedup.OnDuplicate", func(d *bourse.Queue) {
 		d.Dedup = bourse.Dedup{UntilDone: true, OnDuplicate: bourse.BumpWaiting}
 	})
+	redeclare("Expires", func(d *bourse.Queue) { d.Expires = 1 })
 	redeclare("Inbox.Window", func(d *bourse.Queue) { d.Inbox.Window = 1 })
 	redeclare("Inbox.MaxIDs", func(d *bourse.Queue) { d.Inbox = bourse.InboxMemory{Window: 1, MaxIDs: 5} })
 	redeclare("Dedup.MaxIDs", func(d *bourse.Queue) { d.Dedup = bourse.Dedup{Window: 1, MaxIDs: 5} })

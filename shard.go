@@ -77,11 +77,14 @@ func (s *shard) run(bodies Bodies, effects []effect) {
 		case e.kind == effectTopology:
 			s.b.placement.changed(s.m.topology)
 			continue
+		case e.kind == effectRetire: // the affair of who leads the catalogue
+			s.b.janitor.add(e.queue)
+			continue
 		case !s.leading || s.log == nil: // leadLocked orders it anew
 			continue
 		}
 		switch e.kind {
-		case effectFree, effectTopology: // done above
+		case effectFree, effectTopology, effectRetire: // done above
 		case effectDeliver:
 			if sub := s.subs[e.consumer]; sub != nil {
 				if len(sub.incoming) == 0 {
@@ -151,6 +154,7 @@ func (s *shard) opened(log Log) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.log = log
+	s.reportEnding()
 	if s.leading {
 		s.leadLocked()
 	}
@@ -287,6 +291,7 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 		return fmt.Errorf("restore: shard %d: the data is of another placement", s.number)
 	}
 	s.m = m
+	s.reportEnding()
 	if m.role != roleQueue {
 		s.b.placement.changed(m.topology)
 	}

@@ -21,7 +21,7 @@ import (
 //	topology  length and bytes, see topology.appendTo; for roleQueue the id, the Queue and its revision
 //	agenda    see agenda.appendTo; not for roleQueue
 //	queues    for each by ascending id:
-//	          nextSeq, counters, turn, valve, turns of publishers that wait,
+//	          nextSeq, counters, turn, valve, turns of publishers that wait, lease,
 //	          extras    count, then by seq: seq, ttl, start, group
 //	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
@@ -135,7 +135,7 @@ func (q *queue) view() queueView {
 	}
 	v.head = wire.AppendUvarint(v.head, q.roster.turn)
 	v.head = q.valve.appendTo(v.head, q.def.Rate)
-	v.head = q.turns.appendTo(v.head)
+	v.head = q.lease.appendTo(q.turns.appendTo(v.head))
 	if q.extras != nil {
 		v.extras = q.extras.Clone()
 	}
@@ -326,7 +326,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	}
 	m.populate()
 	for _, q := range m.order {
-		q.decode(&r, keep)
+		q.decode(&r, m.role == roleQueue, keep)
 		if r.Err() != nil {
 			return nil, fmt.Errorf("snapshot: queue %q: %w", q.def.Name, r.Err())
 		}
@@ -341,7 +341,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 // smallestEntry is a lower bound of the bytes of an entry in a snapshot.
 const smallestEntry = 7
 
-func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
+func (q *queue) decode(r *wire.Reader, own bool, keep func(Ref)) {
 	q.nextSeq = r.Uvarint()
 	for _, n := range q.count.list() {
 		*n = r.Uvarint()
@@ -349,6 +349,7 @@ func (q *queue) decode(r *wire.Reader, keep func(Ref)) {
 	q.roster.turn = r.Uvarint()
 	q.decodeValve(r)
 	q.turns = decodeTurns(r)
+	q.decodeLease(r, own)
 	q.decodeExtras(r)
 	seated := q.decodeGroups(r)
 	q.decodeIDs(r)

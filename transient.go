@@ -146,8 +146,10 @@ func (p *placement) followTransient(t *topology) {
 	}
 }
 
-// closeLane closes the shard of a queue that is gone, unless close will.
+// closeLane closes the shard of a queue that is gone, unless close will. Its subscriptions have ended when it returns; its lock
+// is taken under that of the first shard here, and never the other way round.
 func (p *placement) closeLane(s *shard) {
+	s.endAll(ErrQueueGone)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.ended {

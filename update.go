@@ -28,7 +28,7 @@ func (b *Broker) Update(ctx context.Context, q Queue) error {
 		err = b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendUpdate(dst, at, q) })
 	}
 	if err == nil && (b.placement.kind == ShardPerQueue || q.Transient) {
-		err = b.placement.tell(ctx, q.Name)
+		_, err = b.placement.tell(ctx, q.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("broker: update queue %q: %w", q.Name, err)
@@ -37,18 +37,18 @@ func (b *Broker) Update(ctx context.Context, q Queue) error {
 }
 
 // tell brings what the catalogue says of a queue into its shard, if that is led here, and waits for it.
-func (p *placement) tell(ctx context.Context, name string) error {
+func (p *placement) tell(ctx context.Context, name string) (code uint64, err error) {
 	t := p.b.topology.Load()
 	def, ok := t.queue(name)
 	s := p.of(def.id)
 	if !ok || s == nil {
-		return nil // deleted meanwhile
+		return answerGone, nil // deleted meanwhile
 	}
-	_, err := s.call(ctx, durably, func(dst []byte, at instant) []byte { return appendRedefine(dst, at, def, t.revision(def.id)) })
+	a, err := s.call(ctx, durably, func(dst []byte, at instant) []byte { return appendRedefine(dst, at, def, t.revision(def.id)) })
 	if errors.Is(err, ErrNotLeader) {
-		return nil // its leader follows
+		return answerOK, nil // its leader follows
 	}
-	return err
+	return a.Code, err
 }
 
 // tellAll proposes to the shards that are led here what the catalogue says and they have not heard. A crash, or a leader that

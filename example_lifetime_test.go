@@ -1,0 +1,29 @@
+package bourse_test
+
+// Goal and method as in example_test.go: queues that go by themselves.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/boursemq/bourse"
+)
+
+// A queue for replies goes when nobody has used it for a while: no subscription, no Get, no Declare.
+func ExampleQueue_expires() {
+	ctx := context.Background()
+	b := memory(bourse.Queue{Name: "replies", Expires: time.Millisecond})
+	defer b.Close()
+	check(b.Publish(ctx, bourse.Message{RoutingKey: "replies", Body: []byte("for nobody")}))
+	for { // it goes by itself; a Check is no use
+		if err := b.Check(bourse.Queue{Name: "replies", Expires: time.Millisecond}); errors.Is(err, bourse.ErrNotFound) {
+			break
+		}
+	}
+	err := b.Publish(ctx, bourse.Message{RoutingKey: "replies", Mandatory: true})
+	fmt.Println(errors.Is(err, bourse.ErrUnroutable))
+	// Output:
+	// true
+}

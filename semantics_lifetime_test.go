@@ -1,0 +1,296 @@
+package bourse_test
+
+// Goal: a queue ends by itself when SEMANTICS 6 says so, at that nanosecond, and not before; and nobody sees half of it. Method: a
+// case for each rule on a clock moved by hand, for queues in the log of the broker, in memory, and with logs of their own; then
+// over restarts and crashes, and with consumers that come at the same moment.
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/boursemq/bourse"
+	"github.com/boursemq/bourse/storage"
+)
+
+// ownLogs is an engine that gives each queue a log of its own.
+type ownLogs struct{ bourse.Engine }
+
+func (ownLogs) Placement() bourse.Placement { return bourse.ShardPerQueue }
+
+// homes are where a queue can be.
+var homes = []home{{name: "broker's log"}, {name: "memory", transient: true}, {name: "own log", own: true}}
+
+type home struct {
+	name           string
+	transient, own bool
+}
+
+func (p home) options(t require.TestingT, clock *handClock, fs *storage.MemFS) bourse.Options {
+	o := bourse.Options{Clock: clock, Engine: onFS(t, fs)}
+	if p.own {
+		o.Engine = ownLogs{o.Engine}
+	}
+	return o
+}
+
+// exists reports whether b has the queue.
+func exists(b *bourse.Broker, queue string) bool {
+	_, ok := b.QueueStats(queue)
+	return ok
+}
+
+// ends waits until the queue is gone, which needs no more time on the clock.
+func ends(t require.TestingT, b *bourse.Broker, queue string) {
+	for end := time.Now().Add(testTimeout); exists(b, queue); runtime.Gosched() {
+		require.True(t, time.Now().Before(end), "queue %q is still there", queue)
+	}
+}
+
+// What is a use starts the time anew; what is none does not.
+func TestSemanticsExpires(t *testing.T) {
+	const lease = 10 * time.Minute
+	for _, c := range []struct {
+		name string
+		act  func(t *testing.T, b *bourse.Broker, def bourse.Queue)
+		want time.Duration // from the declaration; the act is half way
+	}{
+		{"nothing", func(*testing.T, *bourse.Broker, bourse.Queue) {}, lease},
+		{"publish", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) { send(t, b, "q", "m") }, lease},
+		{"another queue", func(t *testing.T, b *bourse.Broker, def bourse.Queue) {
+			def.Name = "other"
+			require.NoError(t, b.Declare(ctx, def))
+		}, lease},
+		{"binding", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			require.NoError(t, b.Declare(ctx, bourse.Binding{Exchange: "e", Queue: "q", Key: "k"}))
+		}, lease},
+		{"check", func(t *testing.T, b *bourse.Broker, def bourse.Queue) { require.NoError(t, b.Check(def)) }, lease},
+		{"purge", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			_, err := b.Purge(ctx, "q")
+			require.NoError(t, err)
+		}, lease},
+		{"browse", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			for _, err := range b.Browse(ctx, "q", bourse.BrowseOptions{}) {
+				require.NoError(t, err)
+			}
+		}, lease},
+		{"declare", func(t *testing.T, b *bourse.Broker, def bourse.Queue) { require.NoError(t, b.Declare(ctx, def)) }, lease * 3 / 2},
+		{"declare, refused", func(t *testing.T, b *bourse.Broker, def bourse.Queue) {
+			def.Priorities = 7
+			require.ErrorIs(t, b.Declare(ctx, def), bourse.ErrPrecondition)
+		}, lease},
+		{"declare, among what is refused", func(t *testing.T, b *bourse.Broker, def bourse.Queue) {
+			require.ErrorIs(t, b.Declare(ctx, def, bourse.Queue{Name: "r", Priorities: -1}), bourse.ErrInvalid)
+			require.ErrorIs(t, b.Declare(ctx, def, bourse.Binding{Exchange: "no", Queue: "q"}), bourse.ErrNoExchange)
+		}, lease},
+		{"update", func(t *testing.T, b *bourse.Broker, def bourse.Queue) {
+			def.Expires = 2 * lease
+			require.NoError(t, b.Update(ctx, def))
+		}, lease * 5 / 2},
+		{"update, shorter", func(t *testing.T, b *bourse.Broker, def bourse.Queue) {
+			def.Expires = 1
+			require.NoError(t, b.Update(ctx, def))
+		}, lease/2 + 1},
+		{"update, equal", func(t *testing.T, b *bourse.Broker, def bourse.Queue) { require.NoError(t, b.Update(ctx, def)) }, lease},
+		{"update, for ever", func(t *testing.T, b *bourse.Broker, def bourse.Queue) {
+			def.Expires = 0
+			require.NoError(t, b.Update(ctx, def))
+		}, 0},
+		{"get of nothing", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			_, err := b.Get(ctx, "q")
+			require.ErrorIs(t, err, bourse.ErrEmpty)
+		}, lease * 3 / 2},
+		{"get while it is paused", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			require.NoError(t, b.Pause(ctx, "q"))
+			_, err := b.Get(ctx, "q")
+			require.ErrorIs(t, err, bourse.ErrHeldBack)
+		}, lease * 3 / 2},
+		{"get, not settled", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			send(t, b, "q", "m")
+			_, err := b.Get(ctx, "q")
+			require.NoError(t, err)
+		}, lease * 3 / 2},
+		{"subscription that ended", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) {
+			require.NoError(t, consume(t, b, "q", 1).Close())
+		}, lease * 3 / 2},
+		{"subscription", func(t *testing.T, b *bourse.Broker, _ bourse.Queue) { consume(t, b, "q", 1) }, 0},
+	} {
+		for _, p := range homes {
+			t.Run(c.name+", "+p.name, func(t *testing.T) {
+				clock := newHandClock()
+				def := bourse.Queue{Name: "q", Expires: lease, Transient: p.transient}
+				b := open(t, p.options(t, clock, new(storage.MemFS)), bourse.Exchange{Name: "e"}, def)
+				clock.advance(t, b, lease/2)
+				c.act(t, b, def)
+				if c.want == 0 {
+					clock.advance(t, b, 5*lease)
+					require.True(t, exists(b, "q"))
+					return
+				}
+				clock.advance(t, b, c.want-lease/2-1)
+				require.True(t, exists(b, "q"))
+				clock.advance(t, b, 1)
+				ends(t, b, "q")
+			})
+		}
+	}
+}
+
+// On expiry as on delete: bindings and messages are gone, nothing is dead-lettered, and another queue of that name is another.
+func TestSemanticsExpiresAsDelete(t *testing.T) {
+	for _, p := range homes {
+		t.Run(p.name, func(t *testing.T) {
+			clock := newHandClock()
+			def := bourse.Queue{Name: "q", Expires: time.Second, Transient: p.transient}
+			bound := bourse.Binding{Exchange: "e", Queue: "q"}
+			b := open(t, p.options(t, clock, new(storage.MemFS)), bourse.Exchange{Name: "e", Kind: bourse.Fanout}, def, bound)
+			require.NoError(t, b.Publish(ctx, bourse.Message{Exchange: "e"}))
+			require.NoError(t, b.Publish(ctx, bourse.Message{Exchange: "e", Delay: time.Hour}))
+			d, err := b.Get(ctx, "q")
+			require.NoError(t, err)
+			clock.advance(t, b, time.Second)
+			ends(t, b, "q")
+			require.ErrorIs(t, b.Check(bound), bourse.ErrNotFound)
+			require.ErrorIs(t, b.Publish(ctx, bourse.Message{Exchange: "e", Mandatory: true}), bourse.ErrUnroutable)
+			require.ErrorIs(t, d.Ack(), bourse.ErrQueueGone)
+			_, err = b.Get(ctx, "q")
+			require.ErrorIs(t, err, bourse.ErrNotFound)
+			_, err = b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+			require.ErrorIs(t, err, bourse.ErrNotFound)
+			require.Zero(t, stats(t, b, bourse.ParkingQueue).Enqueued)
+			require.NoError(t, b.Declare(ctx, def))
+			require.Zero(t, stats(t, b, "q").Enqueued)
+			clock.advance(t, b, time.Second-1)
+			require.True(t, exists(b, "q"))
+			clock.advance(t, b, 1)
+			ends(t, b, "q")
+			require.Zero(t, b.Stats().Storage.References)
+		})
+	}
+}
+
+// The time passes while no broker has the data open. What was attended at the end of a broker has its whole time from that end, if it was
+// in good order, and from the next open after a crash.
+func TestSemanticsExpiresOverRestarts(t *testing.T) {
+	const lease = time.Hour
+	for _, p := range homes {
+		if p.transient {
+			continue // it is gone with its broker
+		}
+		for _, c := range []struct {
+			name            string
+			attended, crash bool
+			down            time.Duration
+			left            time.Duration // of the lease at the open; 0: the queue is gone
+		}{
+			{"closed", false, false, lease/2 - 1, 1},
+			{"closed for long", false, false, lease / 2, 0},
+			{"crashed", false, true, lease/2 - 1, 1},
+			{"crashed for long", false, true, lease / 2, 0},
+			{"closed with a consumer", true, false, lease - 1, 1},
+			{"closed with a consumer for long", true, false, lease, 0},
+			{"crashed with a consumer", true, true, 5 * lease, lease},
+		} {
+			t.Run(c.name+", "+p.name, func(t *testing.T) {
+				noLeaks(t)
+				clock, fs := newHandClock(), new(storage.MemFS)
+				b, err := bourse.NewBroker(ctx, p.options(t, clock, fs))
+				require.NoError(t, err)
+				require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q", Expires: lease}))
+				send(t, b, "q", "m")
+				if c.attended {
+					consume(t, b, "q", 1)
+				}
+				clock.advance(t, b, lease/2)
+				left := fs
+				if c.crash {
+					left = crashed(fs)
+				}
+				require.NoError(t, b.Close())
+				clock.step(clock.Now().Add(c.down))
+				b = open(t, p.options(t, clock, left))
+				if c.left == 0 {
+					ends(t, b, "q")
+					require.Zero(t, b.Stats().Storage.References)
+					require.NoError(t, b.Declare(ctx, bourse.Queue{Name: "q", Expires: lease}))
+					require.Zero(t, stats(t, b, "q").Ready)
+					c.left = lease
+				}
+				clock.advance(t, b, c.left-1)
+				require.True(t, exists(b, "q"))
+				clock.advance(t, b, 1)
+				ends(t, b, "q")
+			})
+		}
+	}
+}
+
+// A consumer that comes when the lease is over either has the queue, which then stays, or is told that there is none.
+func TestSemanticsExpiresOrIsUsed(t *testing.T) {
+	for _, p := range homes {
+		t.Run(p.name, func(t *testing.T) {
+			clock := newHandClock()
+			b := open(t, p.options(t, clock, new(storage.MemFS)))
+			used, gone := 0, 0
+			for i := range 60 {
+				q := fmt.Sprint("q", i)
+				require.NoError(t, b.Declare(ctx, bourse.Queue{Name: q, Expires: time.Second, Transient: p.transient}))
+				send(t, b, q, "m")
+				barrier(t, b, clock)
+				var both sync.WaitGroup
+				both.Go(func() { clock.step(clock.Now().Add(time.Second)) }) // ends by itself
+				s, err := b.Subscribe(ctx, q, bourse.SubscribeOptions{})
+				both.Wait()
+				if err != nil {
+					require.True(t, errors.Is(err, bourse.ErrNotFound), "%v", err)
+					gone++
+					ends(t, b, q)
+					continue
+				}
+				used++
+				clock.advance(t, b, 3*time.Second)
+				require.NoError(t, next(t, s).AckSync(ctx))
+				require.True(t, exists(b, q))
+				require.NoError(t, s.Close())
+				clock.advance(t, b, time.Second)
+				ends(t, b, q)
+			}
+			t.Logf("%d used, %d gone", used, gone)
+		})
+	}
+}
+
+// A declare at that moment leaves a queue that can be used, the old one or another.
+func TestSemanticsExpiresOrIsDeclared(t *testing.T) {
+	for _, p := range homes {
+		t.Run(p.name, func(t *testing.T) {
+			clock := newHandClock()
+			b := open(t, p.options(t, clock, new(storage.MemFS)))
+			for i := range 60 {
+				def := bourse.Queue{Name: fmt.Sprint("q", i), Expires: time.Second, Transient: p.transient}
+				require.NoError(t, b.Declare(ctx, def))
+				barrier(t, b, clock)
+				var both sync.WaitGroup
+				both.Go(func() { clock.step(clock.Now().Add(time.Second)) }) // ends by itself
+				declared := clock.Now()
+				require.NoError(t, b.Declare(ctx, def))
+				s, err := b.Subscribe(ctx, def.Name, bourse.SubscribeOptions{})
+				clock.rest()
+				both.Wait()
+				if err != nil && clock.Now().After(declared) { // its time went by in between
+					require.ErrorIs(t, err, bourse.ErrNotFound)
+					continue
+				}
+				require.NoError(t, err)
+				send(t, b, def.Name, "m")
+				require.NoError(t, next(t, s).AckSync(ctx))
+				require.NoError(t, s.Close())
+			}
+		})
+	}
+}
