@@ -167,6 +167,10 @@ type Queue struct {
 	// The time goes on while no broker has the data open; if a crash has ended subscriptions, it begins with the next open.
 	// Default: for ever; at most MaxDelay.
 	Expires time.Duration
+	// AutoDelete deletes the queue, as by Delete, when its last subscription ends, or the Work behind it; before the first one has
+	// begun it stays. What that subscription held is deleted with it, so the queue must be Transient. When Subscription.Close
+	// returns the queue is gone. A Get is no subscription.
+	AutoDelete bool
 }
 
 // DeadLetter says what happens to a message that was rejected or failed once too often.
@@ -268,6 +272,8 @@ func (d Queue) validateSettings() *InvalidError {
 		return invalid("Queue.GroupConcurrency", "is %d, want 0 to %d, or NoLimit", d.GroupConcurrency, MaxGroupConcurrency)
 	case d.Expires < 0 || d.Expires > MaxDelay:
 		return invalid("Queue.Expires", "is %v, want 0 to %v", d.Expires, time.Duration(MaxDelay))
+	case d.AutoDelete && !d.Transient:
+		return invalid("Queue.AutoDelete", "is set, but the queue is not Transient: what its last consumer holds would be lost")
 	case d.DeadLetter.Discard && d.DeadLetter.Exchange != "":
 		return invalid("Queue.DeadLetter.Discard", "is set together with Exchange")
 	case d.DeadLetter.RoutingKey != "" && d.DeadLetter.Exchange == "":
@@ -475,6 +481,7 @@ func (d Queue) compare(have Queue) error {
 	d.Dedup.compare(have.Dedup, &f)
 	d.Inbox.compare(have.Inbox, &f)
 	f.add("Expires", have.Expires.String(), d.Expires.String())
+	f.add("AutoDelete", strconv.FormatBool(have.AutoDelete), strconv.FormatBool(d.AutoDelete))
 	return f.precondition(fmt.Sprintf("queue %q", d.Name))
 }
 
@@ -583,7 +590,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
 	dst = d.Inbox.appendTo(d.Dedup.appendTo(dst))
-	return wire.AppendVarint(dst, int64(d.Expires))
+	return wire.AppendBool(wire.AppendVarint(dst, int64(d.Expires)), d.AutoDelete)
 }
 
 func decodeQueue(r *wire.Reader) Queue {
@@ -607,6 +614,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		Dedup:                decodeDedup(r),
 		Inbox:                decodeInboxMemory(r),
 		Expires:              time.Duration(r.Varint()),
+		AutoDelete:           r.Bool(),
 	}
 }
 

@@ -27,3 +27,26 @@ func ExampleQueue_expires() {
 	// Output:
 	// true
 }
+
+// A queue for the updates that one visitor sees goes when the visitor does.
+func ExampleQueue_autoDelete() {
+	ctx := context.Background()
+	b := memory(bourse.Exchange{Name: "updates", Kind: bourse.Fanout})
+	defer b.Close()
+	check(b.Declare(ctx,
+		bourse.Queue{Name: "visitor.17", Transient: true, AutoDelete: true},
+		bourse.Binding{Exchange: "updates", Queue: "visitor.17"},
+	))
+	s, err := b.Subscribe(ctx, "visitor.17", bourse.SubscribeOptions{AutoAck: true})
+	check(err)
+	check(b.Publish(ctx, bourse.Message{Exchange: "updates", Body: []byte("hello")}))
+	d, err := s.Next(ctx)
+	check(err)
+	fmt.Println(string(d.Body))
+	check(s.Close())
+	_, there := b.QueueStats("visitor.17")
+	fmt.Println(there)
+	// Output:
+	// hello
+	// false
+}

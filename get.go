@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -11,6 +12,9 @@ import (
 // tests and tools; each Get costs a round trip through the log, which a Subscription does not.
 func (b *Broker) Get(ctx context.Context, queue string) (*Delivery, error) {
 	d, err := b.get(ctx, queue)
+	if errors.Is(err, ErrQueueGone) {
+		err = ErrNotFound // it went meanwhile
+	}
 	if err != nil {
 		return nil, fmt.Errorf("broker: get from %q: %w", queue, err)
 	}
@@ -26,7 +30,7 @@ func (b *Broker) get(ctx context.Context, queue string) (*Delivery, error) {
 		return nil, err
 	}
 	t := &taking{sub: s, done: make(chan struct{})}
-	if err := s.shard.log.Propose(t); err != nil {
+	if err := s.shard.propose(t); err != nil {
 		return nil, err
 	}
 	select {
@@ -78,7 +82,7 @@ func (t *taking) Done(a Answer, err error) {
 
 func (t *taking) delivery() (*Delivery, error) {
 	if t.err != nil {
-		return nil, t.err
+		return nil, t.sub.shard.orGone(t.err)
 	}
 	l := t.loan.lent()
 	d, err := t.sub.deliver(&l)

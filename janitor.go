@@ -81,7 +81,9 @@ func (j *janitor) retire(ctx context.Context, id queueID) error {
 	if why == endsNot {
 		return nil
 	}
-	a, err := j.b.placement.first.call(ctx, freeing, func(dst []byte, at instant) []byte { return appendRetire(dst, at, id, revision) })
+	a, err := j.b.placement.first.call(ctx, freeing, func(dst []byte, at instant) []byte {
+		return appendRetire(dst, at, id, why, revision)
+	})
 	for _, over := range []error{ErrNotLeader, ErrStorage, ErrClosed} {
 		if errors.Is(err, over) {
 			return nil
@@ -129,7 +131,7 @@ func (p *placement) reportAllEnding() {
 func (p *placement) renew(ctx context.Context, ds []Declaration) (again bool, err error) {
 	for _, d := range ds {
 		q, ok := d.(Queue)
-		if !ok || q.Expires == 0 {
+		if !ok || q.Expires == 0 && !q.AutoDelete {
 			continue
 		}
 		t := p.b.topology.Load()
@@ -145,11 +147,16 @@ func (p *placement) renew(ctx context.Context, ds []Declaration) (again bool, er
 			}
 			continue
 		}
-		if t.revision(def.id) == 0 {
-			continue
+		if t.revision(def.id) > 0 {
+			if _, err := p.tell(ctx, q.Name); err != nil {
+				return false, err
+			}
 		}
-		if _, err := p.tell(ctx, q.Name); err != nil {
-			return false, err
+		if _, why := s.ending(); why == endsLeft {
+			if err := p.b.janitor.retire(ctx, def.id); err != nil {
+				return false, err
+			}
+			again = true
 		}
 	}
 	return again, nil

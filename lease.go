@@ -8,11 +8,13 @@ import (
 	"github.com/boursemq/bourse/internal/wire"
 )
 
-// The end of a queue that nobody uses. A queue with Expires has a lease from its last use. Where the catalogue is in the same
+// The end of a queue that nobody uses. A queue with Expires has a lease from its last use; one with AutoDelete goes with its last
+// consumer. Where the catalogue is in the same
 // shard, the queue goes in the step that finds the lease over. A queue with a shard of its own cannot leave the catalogue by
 // itself: it is ending, lets no consumer in any more, and orders the outside to propose a retire to the catalogue. There the
 // order of the log decides between that and a redeclare, by the number of changes that the queue has heard of: a redeclare is
-// one, so a retire that comes behind it does nothing, and the change, when it comes to the queue, gives it another lease.
+// one, so a retire that comes behind it does nothing, and the change, when it comes to the queue, gives it another lease. The end of a
+// queue whose last consumer has left cannot be undone; who redeclares it meanwhile waits for that, and makes another.
 
 // lease says whether a queue has been used of late. The zero value is that of a queue that does not expire.
 type lease struct {
@@ -27,7 +29,8 @@ type ending byte
 const (
 	endsNot    ending = iota
 	endsUnused        // its lease is over
-	endsLast   = endsUnused
+	endsLeft          // its last consumer has left, see Queue.AutoDelete
+	endsLast   = endsLeft
 )
 
 // renew starts the lease of q anew.
@@ -43,6 +46,23 @@ func (q *queue) use() {
 	if q.lease.begun {
 		q.lease.since = q.now
 	}
+}
+
+// begin starts the lease of a queue with a shard of its own.
+func (q *queue) begin() {
+	if !q.lease.begun && q.lease.ending == endsNot {
+		q.renew()
+	}
+}
+
+// left says that a consumer which was sent messages is gone.
+func (q *queue) left(out []effect) []effect {
+	q.use()
+	if !q.def.AutoDelete || q.lease.ending != endsNot || q.attended() {
+		return out
+	}
+	q.lease.ending = endsLeft
+	return append(out, q.retireEffect())
 }
 
 // attended reports whether q has consumers that are sent messages.
@@ -86,18 +106,14 @@ func (m *machine) sweep(out []effect) []effect {
 	})
 	slices.SortFunc(over, func(a, b *queue) int { return cmp.Compare(a.def.id, b.def.id) }) // timers may differ between replicas
 	for _, q := range over {
-		out = m.retire(q, endsUnused, out)
+		if m.role != roleQueue {
+			out = m.dismiss(q.def, out)
+			continue
+		}
+		q.lease.ending = endsUnused
+		out = append(out, q.retireEffect())
 	}
 	return out
-}
-
-// retire ends q: at once if the catalogue is here, else by way of it.
-func (m *machine) retire(q *queue, why ending, out []effect) []effect {
-	if m.role == roleQueue {
-		q.lease.ending = why
-		return append(out, q.retireEffect())
-	}
-	return m.dismiss(q.def, out)
 }
 
 func (q *queue) retireEffect() effect { return effect{kind: effectRetire, queue: q.def.id} }
@@ -109,21 +125,25 @@ func (m *machine) dismiss(def queueDef, out []effect) []effect {
 	return append(m.dropAll(removed, m.adopt(next, out)), effect{kind: effectTopology})
 }
 
-// retire: queue id, the number of changes that the queue has heard of.
-func appendRetire(dst []byte, at instant, id queueID, revision uint64) []byte {
-	return wire.AppendUvarint(wire.AppendUvarint(appendHeader(dst, cmdRetire, at), uint64(id)), revision)
+// retire: queue id, why, the number of changes that the queue has heard of.
+func appendRetire(dst []byte, at instant, id queueID, why ending, revision uint64) []byte {
+	dst = append(wire.AppendUvarint(appendHeader(dst, cmdRetire, at), uint64(id)), byte(why))
+	return wire.AppendUvarint(dst, revision)
 }
 
-// retireNamed takes a queue that is ending in its own shard out of the catalogue. It does nothing if the queue was changed, which a
-// redeclare does, since it began to end: the change brings it back.
+// retireNamed takes a queue that is ending in its own shard out of the catalogue. If its lease is over that does nothing when the
+// queue was changed, which a redeclare does, since it began to end: the change brings it back.
 func (m *machine) retireNamed(r *wire.Reader, out []effect) (Answer, []effect) {
-	id, revision := queueID(r.Uvarint()), r.Uvarint()
+	id, why, revision := queueID(r.Uvarint()), ending(r.Byte()), r.Uvarint()
+	if why == endsNot || why > endsLast {
+		r.Fail()
+	}
 	mustDecode(cmdRetire, r.Done())
 	def, ok := m.topology.queueByID(id)
 	switch {
 	case !ok || m.role == roleQueue:
 		return Answer{Code: answerGone}, out
-	case m.holds(def) || m.topology.revision(id) != revision:
+	case m.holds(def) || why == endsUnused && m.topology.revision(id) != revision:
 		return Answer{Code: answerStale}, out
 	}
 	return Answer{Code: answerOK}, m.dismiss(def, out)
@@ -168,8 +188,9 @@ func (q *queue) decodeLease(r *wire.Reader, own bool) {
 	if q.lease.begun {
 		q.lease.since = instant(r.Varint())
 	}
-	if q.lease.ending > endsLast || q.lease.ending != endsNot && !own ||
-		q.lease.begun && q.def.Expires == 0 || !q.lease.begun && (q.lease.ending == endsUnused || !own && q.def.Expires != 0) {
+	l := q.lease
+	if l.ending > endsLast || l.ending != endsNot && !own || l.ending == endsUnused && !l.begun ||
+		l.ending == endsLeft && !q.def.AutoDelete || l.begun && q.def.Expires == 0 || !l.begun && !own && q.def.Expires != 0 {
 		r.Fail()
 	}
 }
@@ -180,5 +201,6 @@ func (q *queue) checkLease(own bool, now instant) {
 	invariant.Check(l.begun == (q.def.Expires != 0) || !l.begun && own, "queue 16: a lease for %v has begun: %v", q.def.Expires, l.begun)
 	invariant.Check(l.begun || l.since == 0, "queue 16: a lease that has not begun is from %d", l.since)
 	invariant.Check(l.since <= now, "queue 16: a lease from %d, now is %d", l.since, now)
+	invariant.Check(l.ending != endsLeft || q.def.AutoDelete, "queue 17: the end of a queue with its last consumer")
 	invariant.Check(l.ending == endsNot || own && !q.attended(), "queue 17: a queue is ending (%d) that may not", l.ending)
 }

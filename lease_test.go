@@ -27,11 +27,12 @@ type couple struct {
 	own       *machine // nil: not open
 	id        queueID
 	def       Queue
-	used      instant // the last use that the queue has accepted
-	consumers uint32
+	used      instant  // the last use that the queue has accepted
 	pending   []func() // on the way
 	ends      int
-	saved     int // ends that a redeclare came before
+	left      bool // its last consumer has left, and it goes with it
+	saved     int  // ends that a redeclare came before
+	leaves    int
 }
 
 func (c *couple) tell(m *machine, cmd []byte) applied {
@@ -47,10 +48,10 @@ func (c *couple) tell(m *machine, cmd []byte) applied {
 
 // retire proposes to the catalogue what the queue ordered.
 func (c *couple) retire() {
-	id, revision := c.id, c.own.revision
+	id, revision, why := c.id, c.own.revision, c.own.order[0].lease.ending
 	c.pending = append(c.pending, func() {
 		before := c.catalogue.topology
-		res := c.tell(c.catalogue, appendRetire(nil, c.now, id, revision))
+		res := c.tell(c.catalogue, appendRetire(nil, c.now, id, why, revision))
 		if id != c.id {
 			require.Same(c.t, before, c.catalogue.topology, "a queue that is gone was deleted again")
 			return
@@ -58,13 +59,19 @@ func (c *couple) retire() {
 		q := c.own.order[0]
 		switch res.answer.Code {
 		case answerStale:
+			require.Equal(c.t, endsUnused, why)
 			c.saved++
 			c.redefine() // as the janitor does
 		case answerOK:
 			require.False(c.t, q.attended())
-			require.Equal(c.t, endsUnused, q.lease.ending)
-			require.LessOrEqual(c.t, c.used+instant(c.def.Expires), c.now)
-			c.ends++
+			require.Equal(c.t, why, q.lease.ending)
+			if why == endsUnused {
+				require.LessOrEqual(c.t, c.used+instant(c.def.Expires), c.now)
+				c.ends++
+			} else {
+				require.True(c.t, c.left)
+				c.leaves++
+			}
 			c.own = nil
 			c.declare()
 		}
@@ -81,7 +88,8 @@ func (c *couple) redefine() {
 			return // its shard is closed
 		}
 		had := c.own.revision
-		c.tell(c.own, appendRedefine(nil, c.now, def, revision))
+		res := c.tell(c.own, appendRedefine(nil, c.now, def, revision))
+		require.Equal(c.t, c.left, res.answer.Code == answerGone)
 		if c.own.revision > had {
 			c.used = c.now
 			require.Equal(c.t, endsNot, c.own.order[0].lease.ending)
@@ -95,7 +103,7 @@ func (c *couple) declare() {
 	require.True(c.t, ok)
 	if c.own == nil {
 		require.NotEqual(c.t, c.id, def.id)
-		c.id, c.used, c.consumers = def.id, c.now, 0
+		c.id, c.used, c.left = def.id, c.now, false
 		c.own = newMachine(roleQueue, topologyOf(queueDef{def.id, c.catalogue.topology.declared(def)}))
 		c.tell(c.own, appendOpen(nil, c.now, false))
 		return
@@ -136,7 +144,7 @@ func (c *couple) step() {
 		was := q.attended()
 		c.tell(c.own, detach{queue: c.id, consumer: consumer}.appendTo(nil, c.now))
 		if was && !q.attended() {
-			c.used = c.now
+			c.used, c.left = c.now, c.def.AutoDelete
 		}
 	case 7:
 		if res := c.tell(c.own, take{queue: c.id, consumer: consumer}.appendTo(nil, c.now)); res.answer.Code == answerEmpty {
@@ -150,7 +158,7 @@ func (c *couple) step() {
 			was := q.attended()
 			c.tell(c.own, appendOpen(nil, c.now, c.rng.IntN(2) == 0))
 			if was {
-				c.used = c.now
+				c.used, c.left = c.now, c.def.AutoDelete
 			}
 		}
 	case 10:
@@ -175,17 +183,20 @@ func TestLeaseOfOwnShard(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("seed %d", seed)
-	ends, saved := 0, 0
+	ends, saved, leaves := 0, 0, 0
 	for walk := range uint64(300) {
 		c := &couple{
 			t: t, rng: rand.New(rand.NewPCG(seed, walk)), now: instant(1_700_000_000 * time.Second),
 			catalogue: newMachine(roleCatalogue, newTopology(topologyLimits{})), def: Queue{Name: "q", Expires: 10 * time.Second},
 		}
+		c.def.AutoDelete = walk%3 == 1
+		c.def.Transient = c.def.AutoDelete
 		c.declare()
 		for range 150 {
 			c.step()
 		}
 		// Everybody leaves, and leaders are made anew until nothing is left to do.
+		c.left = c.left || c.def.AutoDelete && c.own.order[0].attended()
 		c.tell(c.own, appendOpen(nil, c.now, false))
 		c.pending = nil
 		id := c.id
@@ -203,10 +214,11 @@ func TestLeaseOfOwnShard(t *testing.T) {
 			}
 		}
 		require.NotEqual(t, id, c.id, "a queue that nobody uses is still there")
-		ends, saved = ends+c.ends, saved+c.saved
+		ends, saved, leaves = ends+c.ends, saved+c.saved, leaves+c.leaves
 	}
 	require.Greater(t, ends, 300)
 	require.Greater(t, saved, 100)
+	require.Greater(t, leaves, 100)
 }
 
 // A lease in a snapshot that no machine can have is refused.
@@ -214,9 +226,12 @@ func TestLeaseDecodesStrictly(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		lease   lease
-		expires time.Duration
+		expires time.Duration // -1: it goes with its last consumer
 		own, ok bool
 	}{
+		{"ending without its last consumer", lease{ending: endsLeft}, -1, true, true},
+		{"ending without its last consumer beside the catalogue", lease{ending: endsLeft}, -1, false, false},
+		{"ending without its last consumer, which it bears", lease{ending: endsLeft}, 0, true, false},
 		{"none", lease{}, 0, false, true},
 		{"begun", lease{begun: true, since: 7}, 1, false, true},
 		{"begun in its shard", lease{begun: true, since: 7}, 1, true, true},
@@ -228,7 +243,7 @@ func TestLeaseDecodesStrictly(t *testing.T) {
 		{"ending before it began", lease{ending: endsUnused}, 1, true, false},
 		{"ending in a way that there is not", lease{begun: true, ending: endsLast + 1}, 1, true, false},
 	} {
-		q := queue{def: queueDef{Queue: Queue{Expires: c.expires}}}
+		q := queue{def: queueDef{Queue: Queue{Expires: max(c.expires, 0), AutoDelete: c.expires < 0}}}
 		r := wire.NewReader(c.lease.appendTo(nil))
 		q.decodeLease(&r, c.own)
 		require.Equal(t, c.ok, r.Done() == nil, c.name)

@@ -411,9 +411,7 @@ func (m *machine) open(lost bool, out []effect) []effect {
 		for len(q.roster.all) > 0 {
 			_, out = q.detach(q.roster.all[0].id, lost, out)
 		}
-		if !q.lease.begun {
-			q.renew()
-		}
+		q.begin()
 		out = m.touch(q, out)
 	}
 	return m.sweep(out)

@@ -231,7 +231,11 @@ func (p *publication) submit() {
 			}
 		}
 		if err = ErrQueueGone; shard != nil {
-			err = shard.log.Propose(p)
+			err = shard.propose(p)
+		}
+		if errors.Is(err, ErrQueueGone) {
+			p.Done(Answer{Code: answerGone}, nil)
+			return
 		}
 	}
 	if err != nil {
@@ -257,9 +261,13 @@ func (p *publication) submitParts() {
 	}
 	for i := range all {
 		t := &all[i]
-		if t.shard == nil {
+		err := ErrQueueGone
+		if t.shard != nil {
+			err = t.shard.propose(t)
+		}
+		if errors.Is(err, ErrQueueGone) {
 			t.Done(Answer{Code: answerGone}, nil)
-		} else if err := t.shard.log.Propose(t); err != nil {
+		} else if err != nil {
 			t.Done(Answer{}, err)
 		}
 	}

@@ -238,7 +238,7 @@ func (q *queue) detach(id consumerID, failed bool, out []effect) (bool, []effect
 	q.roster.detach(c)
 	q.retire(c)
 	if !c.pull {
-		q.use()
+		out = q.left(out)
 	}
 	return true, out
 }

@@ -161,7 +161,7 @@ func (m *machine) update(d Queue, out []effect) (Answer, []effect) {
 // redefine brings a change of the catalogue into the shard of the queue. One that has come already, or is older, changes nothing.
 func (m *machine) redefine(id queueID, revision uint64, d Queue, out []effect) (Answer, []effect) {
 	q := m.at(id)
-	if q == nil {
+	if q == nil || q.lease.ending == endsLeft {
 		return Answer{Code: answerGone}, out
 	}
 	if m.role != roleQueue || revision <= m.revision {

@@ -17,7 +17,7 @@ import (
 )
 
 // fixedFields are the fields of Queue that Update does not change.
-var fixedFields = []string{"Name", "Transient", "SingleActiveConsumer"}
+var fixedFields = []string{"Name", "Transient", "AutoDelete", "SingleActiveConsumer"}
 
 func TestEveryFieldIsMutableOrFixed(t *testing.T) {
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Queue]()) {

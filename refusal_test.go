@@ -245,6 +245,8 @@ func TestRefusals(t *testing.T) {
 		declare(fmt.Sprint("a queue that expires after ", d), invalid, queue(func(q *bourse.Queue) { q.Expires = d }), "Queue.Expires",
 			d.String())
 	}
+	declare("a durable queue that goes with its last consumer", invalid, queue(func(q *bourse.Queue) { q.AutoDelete = true }),
+		"Queue.AutoDelete", "Transient")
 	row("the inbox of no queue", bourse.ErrNotFound, func() error { _, err := b.Inbox("no"); return err }, `"no"`)
 	row("the inbox of a queue without one", invalid, func() error { _, err := b.Inbox("empty"); return err }, "Queue.Inbox", `"empty"`)
 	for _, d := range []time.Duration{-1, bourse.MaxAckDeadline + 1} {

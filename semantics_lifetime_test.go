@@ -5,6 +5,7 @@ package bourse_test
 // over restarts and crashes, and with consumers that come at the same moment.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -293,4 +294,189 @@ func TestSemanticsExpiresOrIsDeclared(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A queue with AutoDelete goes with its last consumer, and with it all that it holds.
+func TestSemanticsAutoDelete(t *testing.T) {
+	def := bourse.Queue{Name: "q", Transient: true, AutoDelete: true}
+	bound := bourse.Binding{Exchange: "e", Queue: "q"}
+	start := func(t *testing.T) (*bourse.Broker, *handClock) {
+		clock := newHandClock()
+		return open(t, bourse.Options{Clock: clock}, bourse.Exchange{Name: "e", Kind: bourse.Fanout}, def, bound), clock
+	}
+	t.Run("it stays before the first", func(t *testing.T) {
+		b, clock := start(t)
+		send(t, b, "q", "m")
+		d, err := b.Get(ctx, "q")
+		require.NoError(t, err)
+		require.NoError(t, d.Ack())
+		require.NoError(t, b.Declare(ctx, def, bound))
+		_, err = b.Subscribe(ctx, "q", bourse.SubscribeOptions{Prefetch: -1})
+		require.ErrorIs(t, err, bourse.ErrInvalid)
+		clock.advance(t, b, 1000*time.Hour)
+		require.True(t, exists(b, "q"))
+	})
+	t.Run("it goes when Close returns", func(t *testing.T) {
+		b, _ := start(t)
+		send(t, b, "q", "a", "b", "c")
+		s := consume(t, b, "q", 1)
+		d := next(t, s)
+		got, err := b.Get(ctx, "q")
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+		require.False(t, exists(b, "q"))
+		require.ErrorIs(t, b.Check(bound), bourse.ErrNotFound)
+		require.ErrorIs(t, b.Publish(ctx, bourse.Message{RoutingKey: "q", Mandatory: true}), bourse.ErrUnroutable)
+		require.ErrorIs(t, d.Ack(), bourse.ErrUnknownDelivery)
+		require.ErrorIs(t, got.Ack(), bourse.ErrQueueGone)
+		require.Zero(t, stats(t, b, bourse.ParkingQueue).Enqueued)
+		require.NoError(t, b.Declare(ctx, def))
+		require.Zero(t, stats(t, b, "q").Enqueued)
+		require.NoError(t, s.Close())
+		require.True(t, exists(b, "q"), "a close of what was closed is nobody's leaving")
+	})
+	t.Run("the last of several", func(t *testing.T) {
+		b, _ := start(t)
+		first, second := consume(t, b, "q", 1), consume(t, b, "q", 1)
+		require.NoError(t, b.Declare(ctx, def)) // changes nothing
+		require.NoError(t, first.Close())
+		require.True(t, exists(b, "q"))
+		send(t, b, "q", "m")
+		require.NoError(t, next(t, second).Ack())
+		third := consume(t, b, "q", 1)
+		require.NoError(t, second.Close())
+		require.True(t, exists(b, "q"))
+		require.NoError(t, third.Close())
+		require.False(t, exists(b, "q"))
+	})
+	t.Run("the end of Work", func(t *testing.T) {
+		b, _ := start(t)
+		worked, stop := make(chan error), make(chan struct{})
+		working, cancel := context.WithCancel(ctx)
+		go func() { // ends with working
+			worked <- b.Work(working, "q", func(context.Context, *bourse.Delivery) error { close(stop); return nil }, bourse.WorkOptions{})
+		}()
+		send(t, b, "q", "m")
+		<-stop
+		require.True(t, exists(b, "q"))
+		cancel()
+		require.NoError(t, <-worked)
+		require.False(t, exists(b, "q"))
+	})
+	t.Run("a subscription that was given up", func(t *testing.T) {
+		b, _ := start(t)
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		_, err := b.Subscribe(over, "q", bourse.SubscribeOptions{})
+		require.ErrorIs(t, err, context.Canceled)
+		require.True(t, exists(b, "q"), "it has not begun")
+	})
+	t.Run("with Expires", func(t *testing.T) {
+		b, clock := start(t)
+		both := bourse.Queue{Name: "both", Transient: true, AutoDelete: true, Expires: time.Hour}
+		for range 2 {
+			require.NoError(t, b.Declare(ctx, both))
+			clock.advance(t, b, time.Hour-1)
+			s := consume(t, b, "both", 1)
+			clock.advance(t, b, time.Hour)
+			require.True(t, exists(b, "both"))
+			require.NoError(t, b.Declare(ctx, both))
+			require.NoError(t, s.Close())
+			require.False(t, exists(b, "both"))
+		}
+		require.NoError(t, b.Declare(ctx, both))
+		clock.advance(t, b, time.Hour)
+		ends(t, b, "both")
+	})
+	t.Run("it is fixed", func(t *testing.T) {
+		b, _ := start(t)
+		var differs *bourse.PreconditionError
+		require.ErrorAs(t, b.Declare(ctx, bourse.Queue{Name: "q", Transient: true}), &differs)
+		require.Equal(t, []bourse.FieldDiff{{Field: "AutoDelete", Have: "true", Want: "false"}}, differs.Fields)
+		require.ErrorAs(t, b.Update(ctx, bourse.Queue{Name: "q", Transient: true}), &differs)
+		changed := def
+		changed.TTL = time.Hour
+		require.NoError(t, b.Update(ctx, changed))
+		s := consume(t, b, "q", 1)
+		require.NoError(t, b.Update(ctx, def))
+		require.NoError(t, s.Close())
+		require.False(t, exists(b, "q"))
+	})
+}
+
+// One who comes while the last one leaves has the queue, or there is none; and a declare makes one that stays until it is used.
+func TestSemanticsAutoDeleteAtOnce(t *testing.T) {
+	b := open(t, bourse.Options{})
+	def := bourse.Queue{Name: "q", Transient: true, AutoDelete: true}
+	kept, gone := 0, 0
+	for range 300 {
+		require.NoError(t, b.Declare(ctx, def))
+		last, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		require.NoError(t, err)
+		send(t, b, "q", "old")
+		var all sync.WaitGroup
+		all.Go(func() { // ends by itself
+			if err := last.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+		})
+		s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		if err != nil {
+			require.ErrorIs(t, err, bourse.ErrNotFound)
+			gone++
+			require.NoError(t, b.Declare(ctx, def))
+			s, err = b.Subscribe(ctx, "q", bourse.SubscribeOptions{}) // the queue of the declare is there, and empty
+			require.NoError(t, err)
+			all.Wait()
+			require.NoError(t, b.Publish(ctx, bourse.Message{RoutingKey: "q", Mandatory: true}), "it stays")
+			require.NoError(t, next(t, s).Ack())
+			send(t, b, "q", "new")
+			require.Equal(t, "new", string(next(t, s).Body))
+		} else {
+			kept++
+			all.Wait()
+			require.Equal(t, "old", string(next(t, s).Body))
+		}
+		require.NoError(t, s.Close())
+		require.False(t, exists(b, "q"))
+	}
+	t.Logf("%d kept, %d gone", kept, gone)
+}
+
+// A publish to an exchange goes on when one of its queues ends beside it: the others have it.
+func TestSemanticsAutoDeletePublish(t *testing.T) {
+	b := open(t, bourse.Options{}, bourse.Exchange{Name: "e", Kind: bourse.Fanout}, bourse.Queue{Name: "kept"},
+		bourse.Binding{Exchange: "e", Queue: "kept"})
+	stop := make(chan struct{})
+	var both sync.WaitGroup
+	both.Go(func() { // ends with stop
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			def := bourse.Queue{Name: "q", Transient: true, AutoDelete: true}
+			if err := b.Declare(ctx, def, bourse.Binding{Exchange: "e", Queue: "q"}); err != nil {
+				t.Errorf("declare: %v", err)
+				return
+			}
+			s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+			if err != nil {
+				t.Errorf("subscribe: %v", err)
+				return
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("close: %v", err)
+			}
+		}
+	})
+	const n = 2000
+	for range n {
+		require.NoError(t, b.Publish(ctx, bourse.Message{Exchange: "e"}))
+		require.NoError(t, b.Publish(ctx, bourse.Message{RoutingKey: "q"}))
+	}
+	close(stop)
+	both.Wait()
+	require.Equal(t, n, stats(t, b, "kept").Ready)
 }

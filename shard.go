@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -17,6 +18,8 @@ type shard struct {
 	lost bool    // consumers of an earlier session went down with their process
 
 	number uint64
+
+	gone atomic.Bool // closed since its queue is gone
 
 	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
 	m         *machine
@@ -392,7 +395,7 @@ func (s *shard) call(ctx context.Context, how durability, encode func([]byte, in
 		return Answer{}, err
 	}
 	c := &calling{posting: posting{b: s.b, how: how, encode: encode}, done: make(chan struct{})}
-	if err := s.log.Propose(c); err != nil {
+	if err := s.propose(c); err != nil {
 		return Answer{}, err
 	}
 	if _, known := await(ctx, c.done); !known {
@@ -403,13 +406,25 @@ func (s *shard) call(ctx context.Context, how durability, encode func([]byte, in
 
 // post proposes a command and does not wait.
 func (s *shard) post(encode func([]byte, instant) []byte) error {
-	return s.log.Propose(&posting{b: s.b, encode: encode})
+	return s.propose(&posting{b: s.b, encode: encode})
+}
+
+// propose gives p to the log. The error is ErrQueueGone if that is closed with its queue.
+func (s *shard) propose(p Proposal) error { return s.orGone(s.log.Propose(p)) }
+
+// orGone is err, but ErrQueueGone where it is ErrClosed since the queue is gone.
+func (s *shard) orGone(err error) error {
+	if errors.Is(err, ErrClosed) && s.gone.Load() {
+		return ErrQueueGone
+	}
+	return err
 }
 
 // close ends the consumers in good order, and closes the log. One command ends them together: were they detached one by one,
 // what the first gives back would be lent to the next. It opens another session, so an attach that comes behind it
 // is refused; one that came before it may have registered after the first look.
 func (s *shard) close(why error) error {
+	s.gone.Store(errors.Is(why, ErrQueueGone))
 	s.mu.Lock()
 	s.setWakeLocked(0)
 	s.serveLocked(why)

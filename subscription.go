@@ -120,7 +120,9 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority in
 	if shard == nil {
 		return nil, ErrNotFound
 	}
-	if err := shard.serves(ctx); err != nil {
+	if err := shard.serves(ctx); errors.Is(err, ErrQueueGone) {
+		return nil, ErrNotFound
+	} else if err != nil {
 		return nil, err
 	}
 	s := &Subscription{
@@ -148,6 +150,9 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority in
 		return nil, err
 	}
 	shard.unregister(s)
+	if err = shard.orGone(err); errors.Is(err, ErrQueueGone) {
+		err = ErrNotFound
+	}
 	return nil, err
 }
 
@@ -462,6 +467,10 @@ func (s *Subscription) close() error {
 	})
 	if err != nil && !errors.Is(err, ErrClosed) {
 		return s.describe("close", err)
+	}
+	if s.queue.AutoDelete {
+		// An error means that the janitor goes on trying.
+		_ = s.b.janitor.retire(context.Background(), s.queue.id)
 	}
 	return nil
 }
