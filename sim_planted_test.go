@@ -33,7 +33,7 @@ var mistakes = []struct{ name, file, right, wrong string }{
 	{"a cancelled consumer counts as a failure", "queue.go", "\t\tif failed {\n", "\t\tif failed || !failed {\n"},
 	{"a lost consumer does not count", "queue.go", "\t\tif failed {\n", "\t\tif failed && !failed {\n"},
 	{"each delivery is the first", "queue.go", "\te.deliveries++\n", "\te.deliveries = 1\n"},
-	{"prefetch is one too many", "ledger.go", "\troom := c.outstanding < c.prefetch\n", "\troom := c.outstanding <= c.prefetch\n"},
+	{"prefetch is one too many", "ledger.go", "\troom := c.outstanding < c.prefetch &&", "\troom := c.outstanding <= c.prefetch &&"},
 	{"the busiest consumer is served", "ledger.go", "return a.outstanding < b.outstanding", "return a.outstanding > b.outstanding"},
 	{"a consumer that settles gets nothing more", "queue.go", "\te := q.ledger.end(s)\n\tq.roster.fix(holder)\n\tswitch", "\te := q.ledger.end(s)\n\t_ = holder\n\tswitch"},
 	{"a tag is used again", "ledger.go", "\tc.lastTag++\n", "\tc.lastTag = uint64(c.outstanding) + 1\n"},
