@@ -426,3 +426,59 @@ func TestActiveConcurrent(t *testing.T) {
 	require.EqualValues(t, messages, acked.Load())
 	require.Zero(t, stats(t, b, "q").Ready)
 }
+
+// TestCrashEpochs cuts the power before every call to the disk: an epoch that anybody had heard of by then does not come again.
+func TestCrashEpochs(t *testing.T) {
+	noLeaks(t)
+	type image struct {
+		fs    *storage.MemFS
+		heard uint64
+	}
+	var images []image
+	var heard atomic.Uint64
+	var mu sync.Mutex // of images
+	fs := new(storage.MemFS)
+	fault := &storage.FaultFS{FS: fs, Rule: func(op, _ string, _ int) error {
+		if op == "write" || op == "sync" {
+			before := heard.Load()
+			mu.Lock()
+			images = append(images, image{fs.Crash(storage.CrashLost, func(int) int { return 0 }), before})
+			mu.Unlock()
+		}
+		return nil
+	}}
+	def := bourse.Queue{Name: "q", SingleActiveConsumer: true}
+	for range 2 {
+		b, err := bourse.NewBroker(ctx, bourse.Options{Engine: onFS(t, fault)})
+		require.NoError(t, err)
+		for range 2 {
+			require.NoError(t, b.Declare(ctx, def))
+			send(t, b, "q", "a", "b")
+			var before *bourse.Subscription
+			for range 6 {
+				s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{Prefetch: 1})
+				require.NoError(t, err)
+				if before != nil {
+					require.NoError(t, before.Close())
+				}
+				heard.Store(next(t, s).Epoch())
+				before = s
+			}
+			require.NoError(t, b.Delete(ctx, def))
+		}
+		require.NoError(t, b.Close())
+	}
+	for i, cut := range images {
+		if testing.Short() && i%4 > 0 {
+			continue
+		}
+		b, err := bourse.NewBroker(ctx, bourse.Options{Engine: onFS(t, cut.fs)})
+		require.NoError(t, err)
+		require.NoError(t, b.Declare(ctx, def))
+		s, err := b.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		require.NoError(t, err)
+		require.Greater(t, active(t, s), cut.heard, "power cut before call %d of %d", i, len(images))
+		require.NoError(t, b.Close())
+	}
+	require.Greater(t, len(images), 50)
+}
