@@ -14,3 +14,21 @@ func (b *Broker) Pullers() int {
 
 // PerQueue gives every queue of e a log of its own.
 func PerQueue(e Engine) Engine { return perQueue{e} }
+
+// Resting reports whether nobody who waited for room is on the way into a queue.
+func (b *Broker) Resting() bool {
+	for def := range b.topology.Load().queues {
+		shard := b.placement.of(def.id)
+		if shard == nil {
+			continue
+		}
+		shard.mu.Lock()
+		door := shard.doors[def.id]
+		flying := door != nil && door.flying > 0
+		shard.mu.Unlock()
+		if flying {
+			return false
+		}
+	}
+	return true
+}

@@ -152,7 +152,7 @@ func barrier(t require.TestingT, b *bourse.Broker, clock *handClock) {
 		for _, q := range b.Stats().Queues {
 			dying += q.Dying
 		}
-		if dying == 0 && !firing(b, clock) {
+		if dying == 0 && !firing(b, clock) && b.Resting() {
 			return
 		}
 		runtime.Gosched()

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -97,11 +98,16 @@ func (r *reference) change(q *refQueue, seq uint64, act func(e *refEntry)) error
 	return nil
 }
 
-func (r *reference) replay(q *refQueue, limit int) (done bourse.Replayed) {
+func (r *reference) replay(q *refQueue, limit int, ids []string) (done bourse.Replayed) {
+	missing := slices.Clone(ids)
 	for _, s := range q.browse() {
-		if s.loan != nil || limit > 0 && done.Moved == limit {
+		if limit > 0 && done.Moved == limit {
+			return done
+		}
+		if s.loan != nil || len(ids) > 0 && !slices.Contains(ids, s.m.ID) {
 			continue
 		}
+		missing = slices.DeleteFunc(missing, func(id string) bool { return id == s.m.ID })
 		if len(s.m.deaths) == 0 {
 			done.Skipped++
 			continue
@@ -111,41 +117,73 @@ func (r *reference) replay(q *refQueue, limit int) (done bourse.Replayed) {
 			done.Failed++
 			continue
 		}
+		ready, delayed := slices.Clone(q.ready), slices.Clone(q.delayed)
 		q.takeOut(s.refEntry)
+		if !target.takesAgain(s.m) {
+			q.ready, q.delayed = ready, delayed
+			done.Failed++
+			continue
+		}
 		q.count.Replayed++
 		m := *s.m
 		m.Exchange, m.RoutingKey = m.deaths[0].Exchange, m.deaths[0].RoutingKey
+		m.DeliverAt = time.Time{}
 		q.inHand = s.refEntry
 		r.enqueue(&m, []*refQueue{target})
 		q.inHand = nil
 		done.Moved++
 	}
+	if limit == 0 || done.Moved < limit {
+		done.Failed += len(missing)
+	}
 	return done
+}
+
+// find looks for a message by its id. Of several on loan any may come.
+func (s *sequence) find(q *refQueue) {
+	id := one(s.t, "id", []string{"x", "y", "z"})
+	got, err := s.b.Find(ctx, q.Name, id)
+	all := q.browse()
+	i := slices.IndexFunc(all, func(m refSeen) bool { return m.m.ID == id })
+	if i < 0 {
+		require.ErrorIs(s.t, err, bourse.ErrNotFound)
+		return
+	}
+	require.NoError(s.t, err)
+	require.Equal(s.t, id, got.ID)
+	require.Equal(s.t, all[i].state, got.State)
+	require.True(s.t, got.Seq == all[i].seq || all[i].loan != nil)
 }
 
 // amend draws a message, in whatever state it is or gone, and something to do with it.
 func (s *sequence) amend() {
 	barrier(s.t, s.b, s.clock)
-	s.ref.moveDead()
-	name := one(s.t, "queue", append([]string{bourse.ParkingQueue}, modelQueues...))
+	s.ref.rests()
+	name := one(s.t, "queue", somewhere)
 	q := s.ref.queue(name)
 	if q == nil {
 		s.same(s.b.Cancel(ctx, bourse.Locator{Queue: name, Seq: 1}), bourse.ErrNotFound, "cancel in %s", name)
 		return
 	}
+	s.find(q)
 	l := bourse.Locator{Queue: name, Seq: uint64(rapid.IntRange(0, int(q.seq)+1).Draw(s.t, "seq"))}
 	for _, m := range s.browse(q) {
 		if m.Seq == l.Seq && rapid.Bool().Draw(s.t, "found by looking") {
 			l = m.Locator
 		}
 	}
-	switch rapid.IntRange(0, 4).Draw(s.t, "what") {
+	what := rapid.IntRange(0, 4).Draw(s.t, "what")
+	if what == 1 && len(q.delayed) > 0 {
+		l = bourse.Locator{Queue: name, Seq: q.delayed[rapid.IntRange(0, len(q.delayed)-1).Draw(s.t, "delayed")].seq}
+	}
+	switch what {
 	case 0:
 		s.same(s.b.Cancel(ctx, l), s.ref.cancel(q, l.Seq), "cancel %+v", l)
 	case 1:
 		promote := func(e *refEntry) {
-			q.takeOut(e)
-			q.ready = append(q.ready, e)
+			if slices.Contains(q.delayed, e) {
+				q.awake(e, s.clock.Now())
+			}
 		}
 		s.same(s.b.Promote(ctx, l), s.ref.change(q, l.Seq, promote), "promote %+v", l)
 	case 2:
@@ -159,16 +197,22 @@ func (s *sequence) amend() {
 			m.Body = body
 			e.m = &m
 		}
+		if e := q.find(l.Seq); e != nil && q.MaxBytes > 0 && len(e.m.Body) < largeBody {
+			body = e.m.Body // whether it grows would depend on more than the reference knows
+		}
 		err := s.b.Edit(ctx, l, func(m *bourse.Message) error { m.Body = body; return nil })
 		s.same(err, s.ref.change(q, l.Seq, edit), "edit %+v", l)
 	case 4:
 		limit := rapid.IntRange(0, 3).Draw(s.t, "limit")
-		got, err := s.b.Replay(ctx, name, bourse.ReplayOptions{Limit: limit})
+		ids := one(s.t, "ids", [][]string{nil, nil, nil, {"x"}, {"x", "y", "z"}})
+		got, err := s.b.Replay(ctx, name, bourse.ReplayOptions{Limit: limit, IDs: ids})
 		require.NoError(s.t, err)
 		require.Len(s.t, got.Failures, got.Failed)
 		got.Failures = nil
-		require.Equal(s.t, s.ref.replay(q, limit), got)
+		require.Equal(s.t, s.ref.replay(q, limit, ids), got)
 	}
+	barrier(s.t, s.b, s.clock)
+	s.ref.rests()
 	if q := s.ref.queue(name); q != nil {
 		s.browse(q)
 	}
@@ -185,7 +229,7 @@ func (s *sequence) browse(q *refQueue) []*bourse.Browsed {
 	})
 	var have, want []string
 	for _, m := range got {
-		have = append(have, fmt.Sprintf("%v %d %s at %d from %v until %v %v tag %d: %d %d %s/%s %s", m.State, m.Seq, m.Body, m.Level,
+		have = append(have, fmt.Sprintf("%v %d %.9s at %d from %v until %v %v tag %d: %d %d %s/%s %s", m.State, m.Seq, m.Body, m.Level,
 			m.EnqueuedAt.UnixNano(), m.ReadyAt.UnixNano(), m.Deadline.UnixNano(), m.Tag, m.Deliveries, m.Failures, m.Exchange, m.RoutingKey,
 			(&refMessage{deaths: m.Deaths}).history()))
 	}
@@ -197,7 +241,7 @@ func (s *sequence) browse(q *refQueue) []*bourse.Browsed {
 		if e.loan != nil {
 			m.Deadline, m.Tag = e.loan.deadline, e.loan.tag
 		}
-		want = append(want, fmt.Sprintf("%v %d %s at %d from %v until %v %v tag %d: %d %d %s/%s %s", e.state, e.seq, e.m.Body, e.level,
+		want = append(want, fmt.Sprintf("%v %d %.9s at %d from %v until %v %v tag %d: %d %d %s/%s %s", e.state, e.seq, e.m.Body, e.level,
 			e.arrived.UnixNano(), m.ReadyAt.UnixNano(), m.Deadline.UnixNano(), m.Tag, e.deliveries, e.failures, e.m.Exchange,
 			e.m.RoutingKey, e.m.history()))
 	}

@@ -11,8 +11,9 @@ import (
 	"github.com/boursemq/bourse"
 )
 
-// bundle draws messages, and says what the first refusal among them is, and where they go.
-func (s *sequence) bundle() (ms []bourse.Message, routes [][]*refQueue, refused error) {
+// bundle draws messages, and says what the first refusal among them is, before any queue is asked, and where they go. A loan from
+// the queue of may be acked with them.
+func (s *sequence) bundle(of *refQueue) (ms []bourse.Message, routes [][]*refQueue, refused error) {
 	for range rapid.IntRange(1, 4).Draw(s.t, "bundle") {
 		m := s.message()
 		if m.Exchange == "hash" {
@@ -21,6 +22,14 @@ func (s *sequence) bundle() (ms []bourse.Message, routes [][]*refQueue, refused 
 		routed, err := s.ref.route(m.Exchange, m.RoutingKey, m.Headers)
 		if err == nil && len(routed) == 0 && m.Mandatory {
 			err = bourse.ErrUnroutable
+		}
+		for _, q := range routed {
+			if of == nil {
+				of = q
+			}
+			if q != of && (q.Transient || of.Transient) && err == nil {
+				err = bourse.ErrNotAtomic
+			}
 		}
 		if refused == nil {
 			refused = err
@@ -32,8 +41,15 @@ func (s *sequence) bundle() (ms []bourse.Message, routes [][]*refQueue, refused 
 
 // enqueueAll is enqueue for several messages, and for a queue that a loan has come back to.
 func (r *reference) enqueueAll(ms []bourse.Message, routes [][]*refQueue, also ...*refQueue) {
+	first := map[*refQueue]uint64{}
 	for i, m := range ms {
+		if m.Delay > 0 {
+			m.DeliverAt, m.Delay = r.clock.Now().Add(m.Delay), 0
+		}
 		for _, q := range routes[i] {
+			if _, ok := first[q]; !ok {
+				first[q] = q.seq + 1
+			}
 			r.put(&refMessage{Message: m}, q)
 			if !slices.Contains(also, q) {
 				also = append(also, q)
@@ -42,25 +58,34 @@ func (r *reference) enqueueAll(ms []bourse.Message, routes [][]*refQueue, also .
 	}
 	for _, q := range also {
 		r.dispatch(q)
+		if from, ok := first[q]; ok {
+			r.evict(q, from)
+		}
 	}
 }
 
 func (s *sequence) publishAtomic() {
-	ms, routes, want := s.bundle()
-	s.same(s.b.PublishAtomic(ctx, ms), want, "publish atomically %+v", ms)
+	ms, routes, want := s.bundle(nil)
+	if want == nil {
+		want = s.ref.refusesBundle(ms, routes, nil)
+	}
 	if want == nil {
 		s.ref.enqueueAll(ms, routes)
 	}
+	s.same(s.b.PublishAtomic(ctx, ms), want, "publish atomically %+v", ms)
 }
 
 func (s *sequence) ackAndPublish() {
 	if len(s.loans) == 0 {
 		return
 	}
-	ms, routes, want := s.bundle()
 	d := one(s.t, "loan", s.loans)
 	q := d.consumer.q
+	ms, routes, want := s.bundle(q)
 	err := d.consumer.refuses(d.Tag)
+	if err == nil && want == nil {
+		want = s.ref.refusesBundle(ms, routes, q)
+	}
 	if err == nil && want == nil {
 		d.consumer.ack(d.Tag)
 		s.ref.enqueueAll(ms, routes, q)
@@ -73,15 +98,23 @@ func (s *sequence) ackAndPublish() {
 
 // put takes a message without handing it out.
 func (r *reference) put(m *refMessage, q *refQueue) {
-	if q.repeats(m, r.clock.Now()) {
+	now := r.clock.Now()
+	if q.repeats(m, now) {
 		return
 	}
 	q.seq++
 	q.count.Enqueued++
-	q.join(m.GroupID)
-	q.ready = append(q.ready, &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: r.clock.Now(),
-		group: m.GroupID})
-	q.remember(m, r.clock.Now())
+	e := &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: now, group: m.GroupID, ttl: m.TTL, start: now}
+	if m.DeliverAt.After(now) {
+		e.start, e.readyAt = m.DeliverAt, m.DeliverAt
+		q.delayed = append(q.delayed, e)
+	} else {
+		q.listed++
+		e.listed = q.listed
+		q.join(e.group)
+		q.ready = append(q.ready, e)
+	}
+	q.remember(e, now)
 }
 
 // refuses says why a verdict on a delivery does not count; nil: it does.

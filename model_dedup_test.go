@@ -20,8 +20,8 @@ type refID struct {
 
 // repeats reports whether q has m already, and does to the waiting message what duplicates do.
 func (q *refQueue) repeats(m *refMessage, now time.Time) bool {
-	i := slices.IndexFunc(q.known, func(k refID) bool { return k.id == m.ID && q.remembers(k, now) })
-	if i < 0 || len(m.deaths) > 0 {
+	i := q.knows(m, now)
+	if i < 0 {
 		return false
 	}
 	q.count.Duplicates++
@@ -36,6 +36,14 @@ func (q *refQueue) repeats(m *refMessage, now time.Time) bool {
 	return true
 }
 
+// knows is which of the known ids m has; less than 0: none.
+func (q *refQueue) knows(m *refMessage, now time.Time) int {
+	if len(m.deaths) > 0 {
+		return -1
+	}
+	return slices.IndexFunc(q.known, func(k refID) bool { return k.id == m.ID && q.remembers(k, now) })
+}
+
 func (q *refQueue) remembers(k refID, now time.Time) bool {
 	if q.Dedup.Window > 0 {
 		return now.Before(k.until)
@@ -44,12 +52,12 @@ func (q *refQueue) remembers(k refID, now time.Time) bool {
 	return lent || slices.Contains(q.ready, k.e) || slices.Contains(q.delayed, k.e)
 }
 
-// remember keeps the id of m, which has just become ready.
-func (q *refQueue) remember(m *refMessage, now time.Time) {
+// remember keeps the id of the message of e, which has just come.
+func (q *refQueue) remember(e *refEntry, now time.Time) {
+	m := e.m
 	if m.ID == "" || len(m.deaths) > 0 || q.Dedup == (bourse.Dedup{}) {
 		return
 	}
-	e := q.ready[len(q.ready)-1]
 	q.known = slices.DeleteFunc(q.known, func(k refID) bool { return !q.remembers(k, now) })
 	if len(q.known) == q.Dedup.MaxIDs {
 		q.known = q.known[1:]

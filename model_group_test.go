@@ -19,8 +19,10 @@ func (q *refQueue) atWork(group string) (n int) {
 	for _, l := range q.loans {
 		count(l.refEntry)
 	}
-	for _, e := range q.delayed { // no message of the model is delayed by its publisher
-		count(e)
+	for _, e := range q.delayed {
+		if e.deliveries > 0 { // else its publisher delayed it
+			count(e)
+		}
 	}
 	if q.inHand != nil {
 		count(q.inHand)

@@ -4,6 +4,7 @@ package bourse_test
 // searched from end to end, and one rule of the semantics after the other. Nothing here is shared with the broker.
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sort"
@@ -21,6 +22,7 @@ type reference struct {
 	consumers map[int]*refConsumer
 	attached  int
 	dead      []refDeath // in order of death, not moved yet
+	schedules []*refSchedule
 }
 
 type refQueue struct {
@@ -38,7 +40,11 @@ type refQueue struct {
 
 	active *refConsumer // it may be gone
 
+	line        []refWait // those who wait for room, see model_limits_test.go
+	given, over uint64    // turns in it
+
 	seq, turn uint64
+	listed    uint64 // counts what becomes ready for the first time
 	paused    bool
 	lent      refCredit // see model_rate_test.go
 	count     bourse.QueueStats
@@ -52,7 +58,7 @@ type refMessage struct {
 
 func (m *refMessage) history() (short string) {
 	for _, d := range m.deaths {
-		short += fmt.Sprintf("%s/%s/%d/%d ", d.Queue, d.Reason, d.Count, d.Failures)
+		short += fmt.Sprintf("%s/%s/%d/%d/%v ", d.Queue, d.Reason, d.Count, d.Failures, d.TTL)
 	}
 	return short
 }
@@ -60,11 +66,13 @@ func (m *refMessage) history() (short string) {
 // refEntry is a message in a queue.
 type refEntry struct {
 	m                    *refMessage
-	seq                  uint64
+	seq, listed          uint64
 	level                int
 	arrived, readyAt     time.Time
 	deliveries, failures int
 	group                string
+	ttl                  time.Duration
+	start                time.Time // from when ttl counts
 }
 
 type refLoan struct {
@@ -151,25 +159,31 @@ func (r *reference) queue(name string) *refQueue {
 }
 
 // publish does what a publish that was routed so does.
-func (r *reference) publish(m bourse.Message, routed []*refQueue, err error) error {
-	if err == nil && len(routed) == 0 && m.Mandatory {
-		err = bourse.ErrUnroutable
+func (r *reference) publish(m bourse.Message, routed []*refQueue, err error) *refPublication {
+	p := &refPublication{m: &refMessage{Message: m}}
+	if m.Delay > 0 {
+		p.m.DeliverAt, p.m.Delay = r.clock.Now().Add(m.Delay), 0
 	}
-	if err == nil {
-		r.enqueue(&refMessage{Message: m}, routed)
-	}
-	return err
+	r.goTo(p, routed, err)
+	return p
 }
 
+// enqueue brings a message to queues that take it.
 func (r *reference) enqueue(m *refMessage, queues []*refQueue) {
 	for _, q := range queues {
-		r.put(m, q)
-		r.dispatch(q)
+		r.admit(m, q)
 	}
 }
 
+// dispatch is what each change of a queue ends with.
 func (r *reference) dispatch(q *refQueue) {
 	q.elect()
+	r.expireReady(q)
+	r.lendAll(q)
+	r.lapse(q)
+}
+
+func (r *reference) lendAll(q *refQueue) {
 	for len(q.heads()) > 0 && !q.paused && q.heldUntil(r.clock.Now()).IsZero() {
 		to := q.eligible()
 		if to == nil {
@@ -250,7 +264,8 @@ func (q *refQueue) backoff(e *refEntry) time.Duration {
 
 func (r *reference) kill(q *refQueue, e *refEntry, reason string) {
 	q.count.Dead++
-	if q.DeadLetter.Discard {
+	drops := reason == bourse.ReasonExpired || reason == bourse.ReasonMaxLength
+	if q.DeadLetter.Discard || drops && q.DeadLetter.Exchange == "" {
 		q.count.Discarded++
 		return
 	}
@@ -263,6 +278,7 @@ func (r *reference) moveDead() {
 		d := r.dead[0]
 		r.dead = r.dead[1:]
 		m := &refMessage{d.e.m.Message, bury(d.e.m.deaths, d, d.reason)}
+		m.TTL, m.Delay, m.DeliverAt = 0, 0, time.Time{}
 		dl := d.q.DeadLetter
 		if dl.Exchange == "" {
 			r.enqueue(m, r.queues[:1])
@@ -295,7 +311,8 @@ func (r *reference) moveDead() {
 }
 
 func bury(history []bourse.Death, of refDeath, reason string) []bourse.Death {
-	d := bourse.Death{Queue: of.q.Name, Reason: reason, Exchange: of.e.m.Exchange, RoutingKey: of.e.m.RoutingKey}
+	d := bourse.Death{Queue: of.q.Name, Reason: reason, Exchange: of.e.m.Exchange, RoutingKey: of.e.m.RoutingKey,
+		TTL: of.e.m.TTL}
 	rest := slices.DeleteFunc(slices.Clone(history), func(h bourse.Death) bool {
 		if h.Queue != d.Queue || h.Reason != reason {
 			return false
@@ -503,6 +520,11 @@ func (q *refQueue) due() (at time.Time) {
 	if q.Rate.Deliveries > 0 && !q.paused && len(q.heads()) > 0 && q.eligible() != nil {
 		sooner(q.opens())
 	}
+	for _, e := range q.ready {
+		if at := q.expiry(e); !at.IsZero() {
+			sooner(at)
+		}
+	}
 	return at
 }
 
@@ -518,6 +540,11 @@ func (r *reference) pass(limit time.Time) {
 				at = due
 			}
 		}
+		for _, s := range r.schedules {
+			if !s.due.After(limit) && (at.IsZero() || s.due.Before(at)) {
+				at = s.due
+			}
+		}
 		if at.IsZero() {
 			return
 		}
@@ -527,7 +554,8 @@ func (r *reference) pass(limit time.Time) {
 				r.expire(q, at)
 			}
 		}
-		r.moveDead()
+		r.fire(at)
+		r.rests()
 	}
 }
 
@@ -549,10 +577,11 @@ func (r *reference) expire(q *refQueue, now time.Time) {
 		q.count.TimedOut++
 		r.fail(q, l.refEntry, q.backoff(l.refEntry))
 	}
-	for _, e := range slices.Clone(q.delayed) {
+	for _, e := range slices.SortedStableFunc(slices.Values(q.delayed), func(a, b *refEntry) int {
+		return cmp.Or(a.readyAt.Compare(b.readyAt), cmp.Compare(a.seq, b.seq))
+	}) {
 		if !e.readyAt.After(now) {
-			q.delayed = slices.DeleteFunc(q.delayed, func(o *refEntry) bool { return o == e })
-			q.ready = append(q.ready, e)
+			q.awake(e, now)
 		}
 	}
 	r.dispatch(q)
@@ -560,13 +589,28 @@ func (r *reference) expire(q *refQueue, now time.Time) {
 
 // reopen starts a new session: the consumers are gone, in good order or lost.
 func (r *reference) reopen(lost bool) {
+	r.queues = slices.DeleteFunc(r.queues, func(q *refQueue) bool {
+		r.bindings = slices.DeleteFunc(r.bindings, func(b bourse.Binding) bool { return q.Transient && b.Queue == q.Name })
+		return q.Transient
+	})
 	for _, q := range r.queues {
 		for _, c := range q.attached {
 			r.giveBack(c, lost)
 		}
-		q.attached = nil
+		q.attached, q.line = nil, nil
+		r.expire(q, r.clock.Now())
 	}
 	r.consumers = map[int]*refConsumer{}
+	r.fire(r.clock.Now())
+	r.rests()
+}
+
+// rests lets everything happen that comes of what has happened, at the same instant.
+func (r *reference) rests() {
+	for again := true; again; {
+		r.moveDead()
+		again = r.letIn()
+	}
 }
 
 func (q *refQueue) stats(now time.Time) bourse.QueueStats {
@@ -583,7 +627,8 @@ func (q *refQueue) stats(now time.Time) bourse.QueueStats {
 			l.Oldest = max(l.Oldest, now.Sub(e.arrived))
 		}
 	}
-	s.Length, s.MaxMessages = int64(s.Ready+s.Delayed), q.MaxMessages
+	s.Length, s.MaxMessages, s.MaxBytes = int64(s.Ready+s.Delayed), q.MaxMessages, q.MaxBytes
+	s.Waiting = len(q.line)
 	for _, c := range q.attached {
 		if !c.pull {
 			s.Consumers++
@@ -598,4 +643,8 @@ func (r *reference) stats() (all []bourse.QueueStats) {
 	}
 	slices.SortFunc(all, func(a, b bourse.QueueStats) int { return strings.Compare(a.Name, b.Name) })
 	return all
+}
+
+func (r *reference) lends() bool {
+	return slices.ContainsFunc(r.queues, func(q *refQueue) bool { return len(q.loans) > 0 })
 }

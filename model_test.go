@@ -56,7 +56,9 @@ type sequence struct {
 	loans []held
 	sent  int
 
-	epochs map[string]uint64 // the highest, by queue
+	epochs  map[string]uint64 // the highest, by queue
+	waiting []*pending        // publishes that wait for room
+
 	chosen map[string]string // what the hash exchange chose, by key and bindings
 }
 
@@ -67,7 +69,9 @@ type held struct {
 }
 
 var (
-	modelQueues    = []string{"a", "b", "c"}
+	modelQueues    = []string{"a", "b", "c"} // that bindings lead to
+	allQueues      = []string{"a", "b", "c", "a", "b", "c", "full", "full", "memory", "plan"}
+	somewhere      = append([]string{bourse.ParkingQueue}, allQueues...)
 	modelExchanges = []string{"direct", "fanout", "topic", "headers", "hash"}
 	modelKeys      = []string{"a", "b", "a.b", "x.a", ""}
 	modelPatterns  = []string{"a", "*", "#", "a.#", "*.a", ""}
@@ -82,9 +86,10 @@ func newSequence(t *rapid.T) *sequence {
 	for _, name := range modelExchanges[:3] {
 		s.declare(s.exchange(name))
 	}
-	for _, name := range modelQueues[:2] {
+	for _, name := range append([]string{"full", "memory", "plan"}, modelQueues[:2]...) {
 		s.declare(s.queue(name))
 	}
+	s.declare(bourse.Exchange{Name: "wide", Kind: bourse.Fanout})
 	for range 3 {
 		s.declare(s.binding())
 	}
@@ -127,6 +132,8 @@ func (s *sequence) queue(name string) bourse.Queue {
 			{Pauses: []time.Duration{time.Second, 0, 7 * time.Second}},
 		}),
 		AckDeadline: one(s.t, "deadline", []time.Duration{0, 5 * time.Second, time.Minute}),
+		TTL:         one(s.t, "ttl", []time.Duration{0, 0, 0, 15 * time.Second, 30 * time.Minute, bourse.NoWait}),
+		Transient:   name == "memory",
 	}
 	q.SingleActiveConsumer = rapid.IntRange(0, 3).Draw(s.t, "single active consumer") == 0
 	q.GroupConcurrency = one(s.t, "group concurrency", []int{0, 0, 2, bourse.NoLimit})
@@ -152,10 +159,17 @@ func (s *sequence) queue(name string) bourse.Queue {
 		q.DeadLetter.Exchange = one(s.t, "dead-letter exchange", append([]string{"missing"}, modelExchanges[:4]...))
 		q.DeadLetter.RoutingKey = one(s.t, "dead-letter key", modelKeys)
 	}
+	if q.Transient { // what dies by itself in two shards at one instant would arrive in any order
+		q.DeadLetter, q.MaxRetries = bourse.DeadLetter{Discard: rapid.Bool().Draw(s.t, "discard")}, bourse.NoLimit
+	}
+	s.limit(&q)
 	return q
 }
 
 func (s *sequence) binding() bourse.Binding {
+	if rapid.IntRange(0, 4).Draw(s.t, "wide") == 0 {
+		return bourse.Binding{Exchange: "wide", Queue: one(s.t, "queue", []string{"a", "full", "memory"})}
+	}
 	d := bourse.Binding{Exchange: one(s.t, "exchange", modelExchanges)}
 	if to := s.later(d.Exchange); d.Exchange == "hash" || len(to) == 0 || rapid.IntRange(0, 3).Draw(s.t, "target") > 0 {
 		d.Queue = one(s.t, "queue", modelQueues)
@@ -179,20 +193,32 @@ func (s *sequence) binding() bourse.Binding {
 func (s *sequence) message() bourse.Message {
 	s.sent++
 	m := bourse.Message{
-		Exchange:   one(s.t, "exchange", append([]string{"", "", "", "missing"}, modelExchanges...)),
+		Exchange:   one(s.t, "exchange", append([]string{"", "", "", "", "missing", "wide"}, modelExchanges...)),
 		RoutingKey: one(s.t, "key", modelKeys), Mandatory: rapid.Bool().Draw(s.t, "mandatory"),
 		Priority: one(s.t, "priority", []uint8{0, 1, 2, 255}), Body: []byte(strconv.Itoa(s.sent)),
 		GroupID: one(s.t, "group", []string{"", "", "g", "h"}),
 		Headers: one(s.t, "headers", []map[string]any{nil, {"h": 1}, {"h": 1.0, "g": "x"}, {"h": "1"}, {"x-h": 1}}),
 	}
-	if m.RoutingKey == "x.a" && m.Exchange == "" {
-		m.RoutingKey = "c"
+	if m.Exchange == "" {
+		m.RoutingKey = one(s.t, "key", append([]string{"x"}, allQueues...))
 	}
+	m.TTL = one(s.t, "ttl", []time.Duration{0, 0, 0, bourse.NoWait, 10 * time.Second})
+	switch rapid.IntRange(0, 9).Draw(s.t, "delay") {
+	case 0:
+		m.Delay = one(s.t, "delay", []time.Duration{time.Second, time.Minute})
+	case 1:
+		m.DeliverAt = s.clock.Now().Add(one(s.t, "deliver in", []time.Duration{-time.Second, 4 * time.Second}))
+	}
+	m.Timestamp = one(s.t, "timestamp", []time.Time{{}, time.Unix(1, 0)})
 	if m.Exchange != "hash" { // where it must be seen to arrive
 		m.ID = one(s.t, "id", []string{"", "", "x", "y", "z", "u", "v"})
 	}
 	if rapid.IntRange(0, 9).Draw(s.t, "large") == 0 {
-		m.Body = append(m.Body, make([]byte, 3000)...)
+		m.Body = append(m.Body, make([]byte, largeBody)...)
+		// A huge one is only sent where it is refused: no queue that it died from would bring it to one that has a limit.
+		if q := s.ref.queue(m.RoutingKey); m.Exchange == "" && q != nil && q.MaxBytes > 0 && rapid.Bool().Draw(s.t, "huge") {
+			m.Body = append(m.Body, make([]byte, hugeBody)...)
+		}
 	}
 	return m
 }
@@ -206,12 +232,11 @@ func (s *sequence) operation() {
 		s.publish, s.publish, s.publish, s.publish, s.publishBatch, s.subscribe, s.closeSubscription, s.take, s.take, s.take, s.settle,
 		s.settle, s.settle, s.settle, s.ackUpTo, s.get, s.get, s.purge, s.amend, s.amend, pass, pass, s.restart, s.crash,
 		func() { s.declare(s.binding()) }, func() { s.declare(s.binding()) }, func() {
-			s.declare(s.queue(one(s.t, "queue",
-				modelQueues)))
+			s.declare(s.queue(one(s.t, "queue", allQueues)))
 		},
 		func() { s.declare(s.exchange(one(s.t, "exchange", modelExchanges))) }, s.remove, s.update,
 		s.publishAtomic, s.ackAndPublish, s.ackAndPublish,
-		s.pause,
+		s.pause, s.plan, s.giveUp, s.crowd,
 	}
 	ops[rapid.IntRange(0, len(ops)-1).Draw(s.t, "operation")]()
 }
@@ -226,11 +251,15 @@ func (s *sequence) same(err, want error, format string, args ...any) {
 }
 
 func (s *sequence) declare(ds ...bourse.Declaration) {
-	s.same(s.b.Declare(ctx, ds...), s.ref.declare(ds), "declare %+v", ds)
+	want := s.ref.declare(ds)
+	s.same(s.b.Declare(ctx, ds...), want, "declare %+v", ds)
+	if want == nil {
+		require.NoError(s.t, s.b.Check(ds...))
+	}
 }
 
 func (s *sequence) update() {
-	q := s.queue(one(s.t, "queue", modelQueues))
+	q := s.queue(one(s.t, "queue", allQueues))
 	s.keepKind(&q)
 	s.same(s.b.Update(ctx, q), s.ref.update(q), "update %+v", q)
 }
@@ -239,7 +268,7 @@ func (s *sequence) remove() {
 	var d bourse.Declaration
 	switch rapid.IntRange(0, 4).Draw(s.t, "kind") {
 	case 0:
-		d = bourse.Queue{Name: one(s.t, "queue", modelQueues)}
+		d = bourse.Queue{Name: s.removable()}
 	case 1:
 		d = bourse.Exchange{Name: one(s.t, "exchange", modelExchanges)}
 	default:
@@ -252,12 +281,31 @@ func (s *sequence) remove() {
 	s.same(s.b.DeleteIf(ctx, only, d), s.ref.remove(only, d), "delete %+v %+v", only, d)
 }
 
+// removable draws a queue to delete. Not one where several wait who would go elsewhere then: nobody says in which order.
+func (s *sequence) removable() string {
+	name := one(s.t, "queue", allQueues)
+	if q := s.ref.queue(name); q != nil && len(q.line) > 1 {
+		return "missing"
+	}
+	return name
+}
+
 func (s *sequence) publish() {
 	m := s.message()
-	routed, want := s.ref.route(m.Exchange, m.RoutingKey, m.Headers)
 	shares := s.ref.shares()
+	if m.Exchange == "hash" {
+		m.TTL = 0
+		// What leaves a queue again at once arrives elsewhere, and hides what was chosen.
+		if slices.ContainsFunc(shares, func(name string) bool {
+			q := s.ref.queue(name)
+			return q.limited() || q.TTL == bourse.NoWait
+		}) {
+			m.Exchange = "direct"
+		}
+	}
+	routed, want := s.ref.route(m.Exchange, m.RoutingKey, m.Headers)
 	if m.Exchange != "hash" || want != nil || len(shares) == 0 {
-		s.same(s.b.Publish(ctx, m), s.ref.publish(m, routed, want), "publish %+v", m)
+		s.send(m, s.ref.publish(m, routed, want))
 		return
 	}
 	// The hash chooses one of the shares, and the same whenever key and shares are the same.
@@ -277,7 +325,8 @@ func (s *sequence) publish() {
 		require.Equal(s.t, had, chosen[0])
 	}
 	s.chosen[state] = chosen[0]
-	require.NoError(s.t, s.ref.publish(m, []*refQueue{s.ref.queue(chosen[0])}, nil))
+	p := s.ref.publish(m, []*refQueue{s.ref.queue(chosen[0])}, nil)
+	require.True(s.t, p.known && p.err == nil)
 }
 
 // arrived is how many messages have come to each queue.
@@ -298,7 +347,10 @@ func (s *sequence) publishBatch() {
 			m.Exchange = "" // several at once do not tell its choice
 		}
 		routed, want := s.ref.route(m.Exchange, m.RoutingKey, m.Headers)
-		wants = append(wants, s.ref.publish(m, routed, want))
+		if slices.ContainsFunc(routed, func(q *refQueue) bool { return q.Overflow == bourse.Block }) {
+			continue // it could wait, and the batch with it
+		}
+		wants = append(wants, s.ref.publish(m, routed, want).err)
 		ms = append(ms, m)
 	}
 	err := s.b.PublishBatch(ctx, ms)
@@ -313,7 +365,7 @@ func (s *sequence) publishBatch() {
 }
 
 func (s *sequence) subscribe() {
-	name, prefetch := one(s.t, "queue", append([]string{bourse.ParkingQueue}, modelQueues...)), rapid.IntRange(0, 4).Draw(s.t, "prefetch")
+	name, prefetch := one(s.t, "queue", somewhere), rapid.IntRange(0, 4).Draw(s.t, "prefetch")
 	opts := bourse.SubscribeOptions{
 		Prefetch: prefetch, Priority: one(s.t, "priority", []int{0, 0, 0, 1, -1}), AutoAck: rapid.IntRange(0, 4).Draw(s.t, "auto") == 0,
 	}
@@ -347,6 +399,11 @@ func (s *sequence) take() {
 	if !ok {
 		return
 	}
+	c := s.ref.consumers[n]
+	if limit := rapid.IntRange(0, 3).Draw(s.t, "limit"); limit > 1 && !c.auto { // who acks itself gets more meanwhile
+		s.takeBatch(n, limit)
+		return
+	}
 	d, err := s.subs[n].Next(&lookContext{Context: ctx})
 	want, wantErr := s.ref.next(n)
 	if wantErr == nil && want == nil {
@@ -356,12 +413,34 @@ func (s *sequence) take() {
 	s.same(err, wantErr, "next")
 	if err == nil {
 		s.delivered(d, want)
-		s.loans = append(s.loans, held{d, s.ref.consumers[n]})
+		s.loans = append(s.loans, held{d, c})
 	}
 }
 
+func (s *sequence) takeBatch(n, limit int) {
+	ds, err := s.subs[n].NextBatch(&lookContext{Context: ctx}, limit)
+	for i := range limit {
+		want, wantErr := s.ref.next(n)
+		switch {
+		case want != nil:
+			require.Less(s.t, i, len(ds))
+			s.delivered(ds[i], want)
+			s.loans = append(s.loans, held{ds[i], s.ref.consumers[n]})
+			continue
+		case wantErr != nil:
+			require.ErrorIs(s.t, err, wantErr)
+		case i == 0:
+			require.Error(s.t, err)
+		}
+		require.Len(s.t, ds, i)
+		return
+	}
+	require.NoError(s.t, err)
+	require.Len(s.t, ds, limit)
+}
+
 func (s *sequence) get() {
-	name := one(s.t, "queue", append([]string{bourse.ParkingQueue}, modelQueues...))
+	name := one(s.t, "queue", somewhere)
 	d, err := s.b.Get(ctx, name)
 	want, c, wantErr := s.ref.get(name)
 	s.same(err, wantErr, "get from %s", name)
@@ -376,15 +455,19 @@ func (s *sequence) delivered(d *bourse.Delivery, want *refLoan) {
 		body, exchange, key, deaths string
 		group                       string
 		priority                    uint8
+		ttl                         time.Duration
+		at                          int64
 		tag                         uint64
 		deliveries, failures        int
 	}
-	have := view{string(d.Body), d.Exchange, d.RoutingKey, "", d.GroupID, d.Priority, d.Tag, d.Deliveries, d.Failures}
+	have := view{string(d.Body), d.Exchange, d.RoutingKey, "", d.GroupID, d.Priority, d.TTL, d.DeliverAt.UnixNano(), d.Tag,
+		d.Deliveries, d.Failures}
 	for _, x := range d.Deaths {
-		have.deaths += fmt.Sprintf("%s/%s/%d/%d ", x.Queue, x.Reason, x.Count, x.Failures)
+		have.deaths += fmt.Sprintf("%s/%s/%d/%d/%v ", x.Queue, x.Reason, x.Count, x.Failures, x.TTL)
 	}
 	m := want.m
-	require.Equal(s.t, view{string(m.Body), m.Exchange, m.RoutingKey, m.history(), m.GroupID, m.Priority, want.tag, want.deliveries,
+	require.Equal(s.t, view{string(m.Body), m.Exchange, m.RoutingKey, m.history(), m.GroupID, m.Priority, m.TTL,
+		m.DeliverAt.UnixNano(), want.tag, want.deliveries,
 		want.failures}, have)
 	require.True(s.t, want.deadline.Equal(d.Deadline()), "deadline")
 	require.True(s.t, want.arrived.Equal(d.EnqueuedAt), "arrival")
@@ -431,7 +514,7 @@ func (s *sequence) ackUpTo() {
 }
 
 func (s *sequence) pause() {
-	name := one(s.t, "queue", modelQueues)
+	name := one(s.t, "queue", allQueues)
 	if rapid.IntRange(0, 2).Draw(s.t, "resume") > 0 {
 		s.same(s.b.Resume(ctx, name), s.ref.pause(name, false), "resume %s", name)
 	} else {
@@ -440,7 +523,7 @@ func (s *sequence) pause() {
 }
 
 func (s *sequence) purge() {
-	name := one(s.t, "queue", modelQueues)
+	name := one(s.t, "queue", allQueues)
 	n, err := s.b.Purge(ctx, name)
 	count, want := s.ref.purge(name)
 	s.same(err, want, "purge %s", name)
@@ -458,17 +541,23 @@ func (s *sequence) pass(d time.Duration) {
 
 func (s *sequence) restart() {
 	require.NoError(s.t, s.b.Close())
+	s.closed()
 	s.reopened(false)
 }
 
 func (s *sequence) crash() {
 	fs := crashed(s.fs)
 	require.NoError(s.t, s.b.Close()) // the old one goes on, in a file system that nobody looks at again
+	s.closed()
 	s.fs = fs
 	s.reopened(true)
 }
 
 func (s *sequence) reopened(lost bool) {
+	// Time passes only if there were no loans: who finds first that one is over, its deadline or the new session, is open.
+	if down := one(s.t, "down", []time.Duration{0, 0, time.Minute, 50 * time.Minute, 9 * time.Hour}); !s.ref.lends() {
+		s.clock.step(s.clock.Now().Add(down))
+	}
 	s.openBroker()
 	s.subs = map[int]*bourse.Subscription{}
 	s.loans = nil
@@ -478,7 +567,9 @@ func (s *sequence) reopened(lost bool) {
 // compare lets the broker come to rest and compares all that Stats shows.
 func (s *sequence) compare() {
 	barrier(s.t, s.b, s.clock)
-	s.ref.moveDead()
+	s.ref.rests()
+	s.heard()
+	s.compareSchedules()
 	s.activity()
 	st := s.b.Stats()
 	var have []bourse.QueueStats
@@ -487,9 +578,11 @@ func (s *sequence) compare() {
 		s.epochOf(&q)
 		q.Bytes, q.LengthBytes, q.Oldest, q.IDs, q.InboxIDs = 0, 0, 0, 0, 0
 		have = append(have, q)
-		references += q.Ready + q.Unacked + q.Delayed + q.Dying
+		if q.Name != "memory" {
+			references += q.Ready + q.Unacked + q.Delayed + q.Dying
+		}
 	}
 	require.Equal(s.t, s.ref.stats(), have)
 	require.EqualValues(s.t, references, st.Storage.References, "references into the log")
-	require.Zero(s.t, st.Pending)
+	require.Equal(s.t, len(s.waiting), st.Pending)
 }

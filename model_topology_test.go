@@ -28,6 +28,8 @@ func (r *reference) declare(ds []bourse.Declaration) error {
 			} else if !reflect.DeepEqual(have.Queue, withDefaults(d)) {
 				return bourse.ErrPrecondition
 			}
+		case bourse.Schedule:
+			return r.declareSchedule(d)
 		case bourse.Binding:
 			if _, ok := r.exchanges[d.Exchange]; !ok {
 				return bourse.ErrNoExchange
@@ -58,6 +60,9 @@ func (r *reference) update(d bourse.Queue) error {
 		return bourse.ErrPrecondition
 	}
 	was := q.Queue
+	if was.Transient != d.Transient {
+		return bourse.ErrPrecondition
+	}
 	q.Queue = withDefaults(d)
 	q.rerate(was.Rate, r.clock.Now())
 	q.rememberAnew(was.Dedup, r.clock.Now())
@@ -88,6 +93,9 @@ func (r *reference) remove(only bourse.DeleteOnly, d bourse.Declaration) error {
 		if q == nil {
 			return nil
 		}
+		if q.Transient && only != (bourse.DeleteOnly{}) {
+			return bourse.ErrInvalid
+		}
 		st := q.stats(r.clock.Now())
 		if only.IfUnused && st.Consumers > 0 {
 			return bourse.ErrInUse
@@ -95,11 +103,9 @@ func (r *reference) remove(only bourse.DeleteOnly, d bourse.Declaration) error {
 		if only.IfEmpty && st.Ready+st.Unacked+st.Delayed > 0 {
 			return bourse.ErrNotEmpty
 		}
-		for _, c := range q.attached {
-			c.ended, c.buffer = bourse.ErrQueueGone, nil
-		}
-		r.queues = slices.DeleteFunc(r.queues, func(o *refQueue) bool { return o == q })
-		unbind(func(b bourse.Binding) bool { return b.Queue == d.Name })
+		r.forget(q)
+	case bourse.Schedule:
+		r.schedules = slices.DeleteFunc(r.schedules, func(s *refSchedule) bool { return s.Name == d.Name })
 	case bourse.Binding:
 		if d.Exchange == "hash" && d.Weight == 0 {
 			d.Weight = 1
@@ -107,6 +113,18 @@ func (r *reference) remove(only bourse.DeleteOnly, d bourse.Declaration) error {
 		unbind(func(b bourse.Binding) bool { return sameBindings(b, d) })
 	}
 	return nil
+}
+
+// forget removes a queue and what leads to it.
+func (r *reference) forget(q *refQueue) {
+	for _, c := range q.attached {
+		c.ended, c.buffer = bourse.ErrQueueGone, nil
+	}
+	r.queues = slices.DeleteFunc(r.queues, func(o *refQueue) bool { return o == q })
+	r.bindings = slices.DeleteFunc(r.bindings, func(b bourse.Binding) bool { return b.Queue == q.Name })
+	for _, w := range q.line {
+		r.partDone(w.p)
+	}
 }
 
 // route is where a message goes, but for the hash exchange, whose choice is not predicted.
