@@ -313,8 +313,10 @@ func (w *pending) end(t require.TestingT) error {
 	}
 }
 
-// heard compares the publishes that waited, and checks that the others wait still.
+// heard compares the publishes that waited, and checks that the others wait still. One whose queue was deleted has been routed
+// anew, behind what the caller has waited for.
 func (s *sequence) heard() {
+	defer barrier(s.t, s.b, s.clock)
 	s.waiting = slices.DeleteFunc(s.waiting, func(w *pending) bool {
 		if w.ref.known {
 			s.same(w.end(s.t), w.ref.err, "a publish that waited")

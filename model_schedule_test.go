@@ -119,7 +119,7 @@ func (s *sequence) schedule() bourse.Schedule {
 		Exchange: one(s.t, "exchange", []string{"", "plan"}), RoutingKey: "plan", Body: []byte("tick"),
 		Priority: one(s.t, "priority", []uint8{0, 2}), GroupID: one(s.t, "group", []string{"", "g"}),
 		TTL:     one(s.t, "ttl", []time.Duration{0, bourse.NoWait, time.Minute}),
-		Headers: one(s.t, "headers", []map[string]any{nil, {"h": int64(1)}}),
+		Headers: one(s.t, "headers", []map[string]any{nil, {"h": 1}}),
 	}
 	return x
 }
