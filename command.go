@@ -41,6 +41,17 @@ const (
 	cmdRetire    commandKind = 21 // a queue that is ending in its own shard leaves the catalogue
 )
 
+// brings reports whether a command may hold a message: nothing refers to others once they are applied.
+func (k commandKind) brings() bool {
+	// The others hold none.
+	//exhaustive:ignore
+	switch k {
+	case cmdEnqueue, cmdMove, cmdEnter, cmdAmend, cmdBundle, cmdFire:
+		return true
+	}
+	return false
+}
+
 const commandHeader = 1 + 8
 
 func appendHeader(dst []byte, kind commandKind, at instant) []byte {
