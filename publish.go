@@ -211,6 +211,13 @@ func (p *publication) describe(err error) error {
 
 // submit routes p and proposes it. The outcome goes to its owner, at once or later.
 func (p *publication) submit() {
+	if shard := p.aim(); shard != nil {
+		p.proposed(shard.propose(p))
+	}
+}
+
+// aim routes p and returns the shard that it is to be proposed to. Nil: it has its outcome, or is proposed in parts.
+func (p *publication) aim() *shard {
 	targets, err := p.b.topology.Load().route(p.message.Exchange, p.message.RoutingKey, p.message.Headers, p.few[:0])
 	if err == nil && len(targets) == 0 {
 		if p.message.Mandatory {
@@ -218,7 +225,7 @@ func (p *publication) submit() {
 		} else {
 			p.b.unroutable.Add(1)
 			p.finish(nil)
-			return
+			return nil
 		}
 	}
 	if err == nil {
@@ -227,18 +234,25 @@ func (p *publication) submit() {
 		for _, id := range targets[1:] {
 			if p.b.placement.of(id) != shard {
 				p.submitParts()
-				return
+				return nil
 			}
 		}
-		if err = ErrQueueGone; shard != nil {
-			err = shard.propose(p)
+		if shard != nil {
+			return shard
 		}
-		if errors.Is(err, ErrQueueGone) {
-			p.Done(Answer{Code: answerGone}, nil)
-			return
-		}
+		p.proposed(ErrQueueGone)
+		return nil
 	}
-	if err != nil {
+	p.finish(err)
+	return nil
+}
+
+// proposed takes what became of the proposal: after nil, Done will be called or has been.
+func (p *publication) proposed(err error) {
+	switch {
+	case errors.Is(err, ErrQueueGone):
+		p.Done(Answer{Code: answerGone}, nil)
+	case err != nil:
 		p.finish(err)
 	}
 }
@@ -300,16 +314,20 @@ func (t *part) Done(a Answer, err error) {
 	}
 }
 
-// start checks p and waits at the gate. After an error p is not submitted.
-func (p *publication) start(ctx context.Context) error {
+// start checks p and waits at the gate. After an error p is not submitted. What is in before is submitted before it waits: that may
+// be what the gate is full of.
+func (p *publication) start(ctx context.Context, before *company) error {
 	if err := p.b.checkMessage(&p.message); err != nil {
 		return p.describe(err)
 	}
 	if err := ctx.Err(); err != nil {
 		return p.describe(err)
 	}
-	if err := p.b.gate.acquire(ctx, p.cost()); err != nil {
-		return p.describe(err)
+	if !p.b.gate.enter(p.cost()) {
+		before.submit()
+		if err := p.b.gate.acquire(ctx, p.cost()); err != nil {
+			return p.describe(err)
+		}
 	}
 	if p.message.Delay > 0 {
 		p.message.DeliverAt, p.message.Delay = time.Unix(0, int64(p.b.now())).Add(p.message.Delay), 0
@@ -339,7 +357,7 @@ func (b *Broker) Publish(ctx context.Context, m Message) error {
 	w, _ := b.waitings.Get().(*waiting) // the pool holds nothing else
 	p := &w.pub
 	p.b, p.owner, p.message = b, w, m
-	if err := p.start(ctx); err != nil {
+	if err := p.start(ctx, nil); err != nil {
 		p.message = Message{}
 		b.waitings.Put(w)
 		return err
@@ -388,7 +406,7 @@ func (b *Broker) PublishAsync(ctx context.Context, m Message) *Confirm {
 	c := new(Confirm)
 	p := &c.pub
 	p.b, p.owner, p.message = b, c, m
-	if err := p.start(ctx); err != nil {
+	if err := p.start(ctx, nil); err != nil {
 		p.message = Message{}
 		c.published(p, err)
 		return c
@@ -416,6 +434,48 @@ func (t *batch) published(p *publication, err error) {
 	}
 }
 
+// company is publications, one after the other in a batch, to one transient queue: they are proposed together.
+type company struct {
+	shard *shard
+	log   *memoryLog // of shard; nil: nothing was added
+	ps    []Proposal // each a publication
+}
+
+// add routes p and submits it, unless it goes where the others do.
+func (c *company) add(p *publication) {
+	shard := p.aim()
+	if shard == nil {
+		return
+	}
+	log, _ := shard.log.(*memoryLog)
+	if log != c.log {
+		c.submit()
+	}
+	if log == nil {
+		p.proposed(shard.propose(p))
+		return
+	}
+	c.shard, c.log, c.ps = shard, log, append(c.ps, p)
+	if len(c.ps) == memoryAtOnce {
+		c.submit()
+	}
+}
+
+// submit proposes what was added. Nil is nothing.
+func (c *company) submit() {
+	if c == nil || len(c.ps) == 0 {
+		return
+	}
+	if err := c.shard.orGone(c.log.ProposeAll(c.ps)); err != nil {
+		for _, p := range c.ps {
+			if p, ok := p.(*publication); ok {
+				p.proposed(err)
+			}
+		}
+	}
+	c.log, c.ps = nil, c.ps[:0]
+}
+
 // PublishBatch publishes all of ms, in order, and waits once for all of them. If any is not stored the error is
 // a *BatchError that has the outcome of each, or, when ctx ends first, one that matches
 // ErrUnknownOutcome.
@@ -425,15 +485,17 @@ func (b *Broker) PublishBatch(ctx context.Context, ms []Message) error {
 	}
 	t := &batch{pubs: make([]publication, len(ms)), errs: make([]error, len(ms)), outcome: make(chan struct{})}
 	t.left.Store(int64(len(ms)))
+	var together company
 	for i := range ms {
 		p := &t.pubs[i]
 		p.b, p.owner, p.message, p.index = b, t, ms[i], int32(i)
-		if err := p.start(ctx); err != nil {
+		if err := p.start(ctx, &together); err != nil {
 			t.published(p, err)
 			continue
 		}
-		p.submit()
+		together.add(p)
 	}
+	together.submit()
 	if _, known := await(ctx, t.outcome); !known {
 		for i := range t.pubs {
 			t.pubs[i].abandon(ctx.Err())
@@ -514,6 +576,18 @@ type gateWaiter struct {
 // fits reports whether n more bytes may pass. One publication may always pass an empty gate.
 func (g *gate) fits(n int64) bool {
 	return g.count == 0 || g.count < g.maxCount && g.bytes+n <= g.maxBytes
+}
+
+// enter lets n bytes in if they need not wait.
+func (g *gate) enter(n int64) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed || len(g.line) > 0 || !g.fits(n) {
+		return false
+	}
+	g.count++
+	g.bytes += n
+	return true
 }
 
 func (g *gate) acquire(ctx context.Context, n int64) error {
