@@ -19,7 +19,7 @@ MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill model sim planted crash bench depth floor replicate lint cover
+.PHONY: help test race invariants fuzz kill model sim planted crash bench depth poison unused floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -57,6 +57,14 @@ bench:            ## the benchmarks; say machine, commit and options with every 
 
 depth:            ## fail if a million waiting messages make an operation slower than a thousand do
 	go test -run '^$$' -bench '^BenchmarkDepth$$' . -depth.most 1.2
+
+poison:           ## fail if a job that always fails takes more than a place: the others keep 95 % of their rate
+	.ci/suite . '^TestPoison'
+	go test -run '^$$' -bench '^BenchmarkPoison$$' -benchtime 5s . -poison.least 0.95
+
+unused:           ## fail if features that a queue does not use cost its messages anything
+	.ci/suite . '^TestUnused'
+	go test -run '^$$' -bench '^BenchmarkUnused$$' . -unused.most 1.05
 
 floor:            ## fail if the broker is too far from the least that a durable queue must do
 	go run ./bench/cmd/w -check

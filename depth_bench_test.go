@@ -20,6 +20,9 @@ type deep struct {
 	priority uint8
 	last     effect // the loan that is out
 	cmd      []byte
+	page     []sight
+	pages    int
+	after    place // where the next page begins
 }
 
 const deepTTL = time.Hour
@@ -57,6 +60,17 @@ func (d *deep) verdict(v verdict) {
 	d.lend()
 }
 
+// browse looks at a page of what is ready: four of them, one after the other, from the middle.
+func (d *deep) browse() {
+	if d.pages++; d.pages%4 == 1 {
+		d.after = place{seq: d.q.nextSeq / 2, state: StateReady, level: 5}
+	}
+	d.page, d.after = d.q.look(d.after, 1<<StateReady, browsePage, d.page[:0])
+	if len(d.page) != browsePage {
+		panic("the page is not full")
+	}
+}
+
 // depthOperations keep the depth: what goes in comes out.
 var depthOperations = []struct {
 	name string
@@ -65,6 +79,7 @@ var depthOperations = []struct {
 }{
 	{"publish, dispatch and ack", Queue{}, func(d *deep) { d.publish(); d.verdict(verdictAck) }},
 	{"dispatch and nack", Queue{}, func(d *deep) { d.verdict(verdictNack) }},
+	{"browse a page", Queue{}, (*deep).browse},
 	{"publish and expire", Queue{TTL: deepTTL}, func(d *deep) {
 		d.now += instant(deepTTL) / instant(d.q.ready.n+1)
 		d.publish()
