@@ -37,7 +37,8 @@ func (b *Broker) PublishAtomic(ctx context.Context, ms []Message) error {
 // AckAndPublish acks the message and publishes ms, in one commit: consume here, produce there, never half. It returns when that is
 // durable. If the loan was taken back before, the error is ErrStaleDelivery and nothing is published; if a message is refused, see
 // PublishAtomic, nothing is acked and the loan goes on, for another try or another verdict. ErrNotAtomic also
-// says that the messages go to another log than that of the queue which this one came from. ErrUnknownOutcome says that both have
+// says that the messages go to another log than that of the queue which this one came from, or that this one is in
+// memory and they are not. ErrUnknownOutcome says that both have
 // happened, or neither: then the message comes again.
 func (d *Delivery) AckAndPublish(ctx context.Context, ms ...Message) error {
 	l := &d.loan
@@ -49,6 +50,7 @@ func (d *Delivery) AckAndPublish(ctx context.Context, ms ...Message) error {
 		return d.describe("ack and publish", err)
 	}
 	if err = l.sub.b.publishAtomic(ctx, ms, l); err == nil {
+		l.sub.returned(l.tag)
 		return nil
 	}
 	var refused *AtomicError

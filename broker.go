@@ -108,7 +108,7 @@ type Broker struct {
 	closing    atomic.Bool
 
 	mu      sync.Mutex // guards below; leaf lock
-	pullers map[queueID]*Subscription
+	pullers map[pulled]*Subscription
 	works   int           // calls of Work that run
 	idle    chan struct{} // closed when works is 0; nil: nobody waits
 	drained bool          // draining is closed
@@ -126,7 +126,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	}
 	b := &Broker{
 		opts: opts, clock: opts.Clock, log: opts.Logger, engine: opts.Engine, lostLog: ErrNotLeader,
-		draining: make(chan struct{}), pullers: make(map[queueID]*Subscription),
+		draining: make(chan struct{}), pullers: make(map[pulled]*Subscription),
 		gate: gate{maxCount: int64(opts.MaxPending), maxBytes: opts.MaxPendingBytes},
 	}
 	var seed [8]byte
@@ -237,7 +237,7 @@ func (b *Broker) change(ctx context.Context, how durability, encode func([]byte,
 type DeleteOnly struct {
 	// IfUnused: no queue among them has consumers, no exchange bindings; else ErrInUse.
 	IfUnused bool
-	// IfEmpty: no queue among them holds a message, in whatever state; else ErrNotEmpty.
+	// IfEmpty: no queue among them holds a message, in whatever state; else ErrNotEmpty. Transient messages are looked for just before.
 	IfEmpty bool
 }
 
@@ -266,6 +266,9 @@ func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaratio
 	}
 	if only.IfEmpty {
 		conditions |= onlyEmpty
+		if err := b.annexesEmpty(ds); err != nil {
+			return fmt.Errorf("broker: delete: %w", err)
+		}
 	}
 	err := b.change(ctx, freeing, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
 	if err != nil {
@@ -295,7 +298,11 @@ func (b *Broker) Purge(ctx context.Context, queue string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("broker: purge %q: %w", queue, err)
 	}
-	return int(a.Code - answerNumber), nil
+	beside, err := b.placement.purgeAnnex(ctx, def.id)
+	if err != nil {
+		return 0, fmt.Errorf("broker: purge %q: %w", queue, err)
+	}
+	return int(a.Code-answerNumber) + beside, nil
 }
 
 // Shutdown drains and closes the broker: Work takes nothing more and lets its handlers finish, each within its

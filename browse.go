@@ -2,6 +2,7 @@ package bourse
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -13,7 +14,7 @@ import (
 // over what is delayed and unacked there. It stays good when the message changes its state, and is never that of another message.
 type Locator struct {
 	Queue string
-	Seq   uint64 // the message's number in the queue, by arrival; the first is 1
+	Seq   uint64 // the message's number in the queue, by arrival; the first is 1, or 1<<62 + 1 among the transient
 
 	id    queueID // of the queue that had the name; 0: not known
 	place place   // where the message was seen
@@ -58,7 +59,8 @@ const browsePage = 64
 
 // Browse iterates over the messages of queue and takes none. It gives those in StateReady first, by level from the highest
 // and in the order of arrival, then those in StateDelayed by ReadyAt, in StateUnacked in no particular order, and in
-// StateDying in the order of arrival. Messages that arrive after the first are left out. The queue goes on meanwhile: Browse looks
+// StateDying in the order of arrival; then those that are transient, in the same way. Messages that
+// arrive after the first are left out. The queue goes on meanwhile: Browse looks
 // at 64 messages at a time, whose bodies it then reads from the log one by one, and what it costs the queue does not depend on how
 // much that holds. What has happened to a message since it was looked at does not show, but one that cannot be read any
 // more is left out. A message that changes its state may be given in both or in none; all others are given once.
@@ -83,7 +85,7 @@ func (b *Broker) browse(ctx context.Context, queue string, opts BrowseOptions) i
 	return func(yield func(*Browsed, error) bool) {
 		w, err := b.lookOver(queue, opts)
 		left := opts.Limit
-		for err == nil && w.after.state <= StateDying {
+		for err == nil && (w.after.state <= StateDying || w.moveOn()) {
 			if err = ctx.Err(); err == nil {
 				err = w.look()
 			}
@@ -142,8 +144,35 @@ func (b *Broker) lookOver(queue string, opts BrowseOptions) (*browsing, error) {
 		w.after = opts.After.place
 	}
 	var err error
-	w.queue, w.shard, err = b.find(queue, opts.After.id)
+	w.queue, w.shard, err = b.findMessage(Locator{Queue: queue, id: opts.After.id, Seq: opts.After.Seq})
+	if errors.Is(err, errNoAnnex) {
+		w.after.state, err = StateDying+1, nil // all behind it is gone
+	}
 	return w, err
+}
+
+// errNoAnnex says that a message is gone, since no message is transient in its queue any more.
+var errNoAnnex = fmt.Errorf("transient: %w", ErrNotFound)
+
+// findMessage returns the queue of a message and the shard that holds it.
+func (b *Broker) findMessage(l Locator) (queueDef, *shard, error) {
+	def, shard, err := b.find(l.Queue, l.id)
+	if err == nil && l.Seq > annexSeq {
+		if shard = b.placement.annex(def.id); shard == nil {
+			err = errNoAnnex
+		}
+	}
+	return def, shard, err
+}
+
+// moveOn goes on in the annex of the queue, if there is one and Browse has not been there.
+func (w *browsing) moveOn() bool {
+	annex := w.b.placement.annex(w.queue.id)
+	if annex == nil || w.shard == annex || w.shard.base != nil {
+		return false
+	}
+	w.shard, w.after, w.end = annex, firstPlace(StateReady), 0
+	return true
 }
 
 // find returns a queue by name and its shard. The id says which of that name is meant; 0: whichever has it.

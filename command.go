@@ -333,6 +333,7 @@ type effect struct {
 	kind       effectKind
 	reason     deathReason
 	part       uint8 // of the command at ref
+	level      uint8 // deliver: where it waited; not in the answer to a take
 	slot       slotID
 	queue      queueID
 	consumer   consumerID

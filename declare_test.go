@@ -135,6 +135,7 @@ func TestDeclarationsRefused(t *testing.T) {
 		{scheduled(Message{Delay: 1}), "Schedule.Message.Delay"},
 		{scheduled(Message{DeliverAt: time.Unix(1, 0)}), "Schedule.Message.DeliverAt"},
 		{scheduled(Message{Mandatory: true}), "Schedule.Message.Mandatory"},
+		{scheduled(Message{Transient: true}), "Schedule.Message.Transient"},
 		{scheduled(Message{Body: make([]byte, MaxScheduleBody+1)}), "Schedule.Message.Body"},
 		{scheduled(Message{TTL: NoWait}), ""},
 		{scheduled(Message{TTL: NoWait - 1}), "Schedule.Message.TTL"},

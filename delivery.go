@@ -76,6 +76,7 @@ func (l *settlement) Frees() bool { return true }
 
 // Done implements Proposal.
 func (l *settlement) Done(a Answer, err error) {
+	l.sub.returned(l.tag)
 	if l.answer != nil {
 		l.answer <- settled{a.Code, err}
 	}
@@ -99,13 +100,22 @@ func (l *settlement) known() error {
 		return ErrAutoAck
 	}
 	s := l.sub
+	var ended error
+	if s.outer != nil { // the part may learn of it later
+		s.outer.mu.Lock()
+		ended = s.outer.ended
+		s.outer.mu.Unlock()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if ended == nil {
+		ended = s.ended
+	}
 	switch {
-	case errors.Is(s.ended, ErrClosed):
+	case errors.Is(ended, ErrClosed):
 		return ErrUnknownDelivery
-	case s.ended != nil:
-		return s.ended
+	case ended != nil:
+		return ended
 	case l.tag <= s.ackedTo:
 		return ErrUnknownDelivery
 	}

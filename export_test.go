@@ -32,3 +32,20 @@ func (b *Broker) Resting() bool {
 	}
 	return true
 }
+
+// Annexes is how many queues have one.
+func (b *Broker) Annexes() int {
+	if open := b.placement.annexes.open.Load(); open != nil {
+		return len(*open)
+	}
+	return 0
+}
+
+// Pause is what Work does when it stops.
+func (s *Subscription) Pause() { s.pause() }
+
+// Routes reports whether the broker routes to a queue of that name.
+func (b *Broker) Routes(queue string) bool {
+	_, ok := b.topology.Load().queue(queue)
+	return ok
+}

@@ -136,6 +136,9 @@ func (s *Subscription) giveBackWaiting(limit instant) {
 
 // extendWaiting extends the loans in the buffer that end by limit.
 func (s *Subscription) extendWaiting(by time.Duration, limit instant) {
+	if j := s.joined.Load(); j != nil {
+		j.part.extendWaiting(by, limit)
+	}
 	s.mu.Lock()
 	var due []lent
 	for _, l := range s.buffer[s.first:] {

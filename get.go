@@ -22,7 +22,39 @@ func (b *Broker) Get(ctx context.Context, queue string) (*Delivery, error) {
 }
 
 func (b *Broker) get(ctx context.Context, queue string) (*Delivery, error) {
-	s, err := b.puller(ctx, queue)
+	def, shard, err := b.find(queue, 0)
+	if err != nil {
+		return nil, err
+	}
+	annex := b.placement.annex(def.id)
+	if annex == nil {
+		return b.getFrom(ctx, def, shard)
+	}
+	first, second := shard, annex
+	if annex.foremost(def.id).before(shard.foremost(def.id)) {
+		first, second = annex, shard
+	}
+	d, err := b.getFrom(ctx, def, first)
+	if errors.Is(err, ErrEmpty) {
+		d, err = b.getFrom(ctx, def, second)
+	}
+	return d, err
+}
+
+// foremost is what a queue would lend next, with its level and arrival; a level below all others if there is nothing.
+func (s *shard) foremost(id queueID) *lent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if q := s.m.queues[id]; q != nil && q.ready.n > 0 {
+		e := q.foremost(max(s.m.now, q.now))
+		return &lent{level: e.level, arrived: e.arrived}
+	}
+	return &lent{arrived: never}
+}
+
+// getFrom is Get from a queue or from its annex.
+func (b *Broker) getFrom(ctx context.Context, def queueDef, shard *shard) (*Delivery, error) {
+	s, err := b.puller(ctx, def, shard)
 	if err != nil {
 		return nil, err
 	}
@@ -92,32 +124,32 @@ func (t *taking) delivery() (*Delivery, error) {
 	return d, err
 }
 
-// puller is the consumer behind Get: one for each queue, attached at the first Get, until it ends.
-func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error) {
-	if err := b.open(); err != nil {
-		return nil, err
-	}
-	def, ok := b.topology.Load().queue(queue)
-	if !ok {
-		return nil, ErrNotFound
-	}
+// pulled names a puller.
+type pulled struct {
+	shard *shard
+	queue queueID
+}
+
+// puller is the consumer behind Get: one for each queue and each annex, attached at the first Get, until it ends.
+func (b *Broker) puller(ctx context.Context, def queueDef, shard *shard) (*Subscription, error) {
 	if def.SingleActiveConsumer {
 		return nil, invalid("Queue.SingleActiveConsumer", "is set, so only a subscription can have messages")
 	}
+	key := pulled{shard, def.id}
 	b.mu.Lock()
-	s := b.pullers[def.id]
+	s := b.pullers[key]
 	b.mu.Unlock()
 	if s != nil {
 		return s, nil
 	}
-	s, err := b.attach(ctx, queue, 0, 0)
+	s, err := b.attach(ctx, def, shard, 0, 0)
 	if err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
-	other := b.pullers[def.id]
+	other := b.pullers[key]
 	if other == nil {
-		b.pullers[def.id] = s
+		b.pullers[key] = s
 	}
 	b.mu.Unlock()
 	if other != nil {
@@ -139,7 +171,7 @@ func (b *Broker) puller(ctx context.Context, queue string) (*Subscription, error
 func (b *Broker) forgetPuller(s *Subscription) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.pullers[s.queue.id] == s {
-		delete(b.pullers, s.queue.id)
+	if key := (pulled{s.shard, s.queue.id}); b.pullers[key] == s {
+		delete(b.pullers, key)
 	}
 }

@@ -88,6 +88,10 @@ func (i *Inbox) check(ctx context.Context, d *Delivery) error {
 		if def, ok := i.b.topology.Load().queueByID(i.queue.id); ok && def.Inbox.Window == 0 {
 			return errNoInbox // it was taken away by Update
 		}
+		if d.loan.sub.shard.base != nil {
+			// It came before Update gave the queue an inbox, and the record of a Done would go with it.
+			return invalid("Delivery", "is of a transient message in a durable queue")
+		}
 		return ctx.Err()
 	case d.Queue == i.queue.Name:
 		return ErrQueueGone // of that name there is another now

@@ -19,6 +19,16 @@ type Message struct {
 	// consumers can recognise a repetition, and so can a queue with a Dedup. The broker makes one if it is empty.
 	ID       string
 	Priority uint8 // see Queue.Priorities
+	// Transient says that a copy in memory will do: in a durable queue the message never comes to the log, so it costs no sync,
+	// and is confirmed at once. It is gone when the broker is closed or crashes, or its queue gets another leader. It waits
+	// beside the durable messages of the queue, and consumers get the higher level of both first, then what came first; a
+	// dead one is stored durably where it goes. MaxBodyBytes bounds one, nothing all of them.
+	//
+	// A queue stores it as it does others where something must hold for all its messages together: if the message has a GroupID, or
+	// the queue MaxMessages, MaxBytes, Dedup, Inbox, Fairness, Rate, Expires or SingleActiveConsumer. So does
+	// PublishAtomic. In a delivery, and in
+	// Browsed, it says that the message is in memory only.
+	Transient bool
 	// GroupID is a key, such as a customer or a document, whose messages must not be worked on at the same time: at most
 	// MaxNameBytes, "" for none. In each queue at most one message of a group is on loan (see Queue.GroupConcurrency), in the
 	// order of their arrival there whatever their priorities. One that failed, or was released for later, holds its group back

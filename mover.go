@@ -149,7 +149,7 @@ func (b *Broker) fullError(a Answer) error {
 }
 
 func (v *mover) move(order *order) {
-	p := &moving{v: v, order: *order, source: v.b.placement.of(order.queue)}
+	p := &moving{v: v, order: *order, source: v.b.placement.holding(order.queue, order.seq)}
 	t := v.b.topology.Load()
 	def, ok := t.queueByID(order.queue)
 	if !ok || p.source == nil {

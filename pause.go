@@ -39,5 +39,6 @@ func (b *Broker) pause(ctx context.Context, queue string, paused bool) error {
 	if err == nil && a.Code == answerGone {
 		err = ErrNotFound
 	}
+	b.placement.syncAnnex(def.id)
 	return err
 }

@@ -19,7 +19,8 @@ type placement struct {
 	done  chan struct{} // closed when run has returned
 
 	lanes   atomic.Pointer[lanes] // of the transient queues; stored by changed
-	closing sync.WaitGroup        // lanes that are being closed
+	annexes annexes               // of the durable queues
+	closing sync.WaitGroup        // lanes and annexes that are being closed
 
 	mu     sync.Mutex // guards below; taken under shard.mu; a leaf
 	queues map[queueID]*shard
@@ -88,9 +89,16 @@ func (p *placement) of(id queueID) *shard {
 
 // all returns the open shards, the first at the end.
 func (p *placement) all() []*shard {
+	var all []*shard
+	p.annexes.mu.Lock() // none is being opened
+	if open := p.annexes.open.Load(); open != nil {
+		for _, s := range *open {
+			all = append(all, s)
+		}
+	}
+	p.annexes.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var all []*shard
 	if l := p.lanes.Load(); l != nil {
 		for _, s := range *l {
 			all = append(all, s)
@@ -107,6 +115,7 @@ func (p *placement) changed(t *topology) {
 	if p.kind == OneShard {
 		p.followTransient(t)
 		p.b.topology.Store(t)
+		p.closeAnnexesBut(t)
 		return
 	}
 	p.mu.Lock()
@@ -200,6 +209,7 @@ func (p *placement) follow(ctx context.Context) error {
 		return failed
 	}
 	p.b.topology.Store(t)
+	p.closeAnnexesBut(t)
 	p.tellAll(t)
 	p.reportAllEnding()
 	p.mu.Lock()

@@ -230,17 +230,18 @@ func (p *publication) aim() *shard {
 	}
 	if err == nil {
 		p.targets = targets
-		shard := p.b.placement.of(targets[0])
+		var shard, other *shard
+		shard, err = p.b.placement.toward(&p.message, targets[0])
 		for _, id := range targets[1:] {
-			if p.b.placement.of(id) != shard {
+			if other, _ = p.b.placement.toward(&p.message, id); other != shard {
 				p.submitParts()
 				return nil
 			}
 		}
-		if shard != nil {
+		if err == nil {
 			return shard
 		}
-		p.proposed(ErrQueueGone)
+		p.proposed(err)
 		return nil
 	}
 	p.finish(err)
@@ -261,7 +262,6 @@ func (p *publication) proposed(err error) {
 type part struct {
 	p      *publication
 	of     *parts
-	shard  *shard // nil: the queue is gone
 	target [1]queueID
 }
 
@@ -271,17 +271,18 @@ func (p *publication) submitParts() {
 	of := &parts{left: len(all)}
 	p.parts.Store(of)
 	for i, id := range p.targets {
-		all[i] = part{p: p, of: of, shard: p.b.placement.of(id), target: [1]queueID{id}}
+		all[i] = part{p: p, of: of, target: [1]queueID{id}}
 	}
 	for i := range all {
 		t := &all[i]
-		err := ErrQueueGone
-		if t.shard != nil {
-			err = t.shard.propose(t)
+		shard, err := p.b.placement.toward(&p.message, t.target[0])
+		if err == nil {
+			err = shard.propose(t)
 		}
-		if errors.Is(err, ErrQueueGone) {
+		switch {
+		case errors.Is(err, ErrQueueGone):
 			t.Done(Answer{Code: answerGone}, nil)
-		} else if err != nil {
+		case err != nil:
 			t.Done(Answer{}, err)
 		}
 	}

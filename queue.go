@@ -198,7 +198,7 @@ func (q *queue) deliverEffect(s slotID) effect {
 	ln := &q.ledger.slots[s]
 	return effect{
 		kind: effectDeliver, queue: q.def.id, consumer: ln.holder.id, tag: ln.tag, slot: s, seq: ln.seq,
-		ref: ln.ref, part: ln.part, size: ln.size, deliveries: ln.deliveries, failures: ln.failures,
+		ref: ln.ref, part: ln.part, level: ln.level, size: ln.size, deliveries: ln.deliveries, failures: ln.failures,
 		at: ln.deadline, arrived: ln.arrived,
 	}
 }

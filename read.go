@@ -46,6 +46,7 @@ func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {
 	if d.Deaths, err = decodeDeaths(env.deaths); err != nil {
 		return err
 	}
+	d.Transient = s.inMemory
 	return env.message(cmd, &d.Message)
 }
 

@@ -186,7 +186,7 @@ func (r *replay) move(ctx context.Context, m *Browsed) error {
 		r.failed(m, fmt.Errorf("queue %q, where it died: %w", m.Deaths[0].Queue, ErrQueueGone))
 		return nil
 	}
-	source, there := r.b.placement.of(m.Locator.id), r.b.placement.of(target.id)
+	source, there := r.b.placement.holding(m.Locator.id, m.Seq), r.b.placement.of(target.id)
 	switch {
 	case source == nil:
 		return ErrQueueGone
@@ -249,7 +249,7 @@ func (r *replay) outcome(ctx context.Context, m *Browsed, target queueDef, a Ans
 
 // again moves a message that has changed since it was read.
 func (r *replay) again(ctx context.Context, m *Browsed) error {
-	w, err := r.b.lookOver(m.Queue, BrowseOptions{})
+	w, err := r.b.lookOver(m.Queue, BrowseOptions{After: m.Locator})
 	if err != nil {
 		return err
 	}

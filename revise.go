@@ -52,7 +52,7 @@ func (l Locator) at() place {
 
 // amend proposes c for the message of l and waits for the outcome.
 func (b *Broker) amend(ctx context.Context, op string, l Locator, how durability, c amend) error {
-	def, shard, err := b.find(l.Queue, l.id)
+	def, shard, err := b.findMessage(l)
 	if err == nil {
 		c.queue, c.place = def.id, l.at()
 		var a Answer
@@ -86,7 +86,7 @@ func amended(a Answer) error {
 }
 
 func (b *Broker) edit(ctx context.Context, l Locator, change func(m *Message) error) error {
-	def, shard, err := b.find(l.Queue, l.id)
+	def, shard, err := b.findMessage(l)
 	if err != nil {
 		return err
 	}

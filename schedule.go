@@ -129,6 +129,8 @@ func (d Schedule) validateMessage() *InvalidError {
 		return invalid("Schedule.Message.DeliverAt", "is set: the schedule says when")
 	case m.Mandatory:
 		return invalid("Schedule.Message.Mandatory", "is set, but nobody is there to get the error: see ScheduleStats.Unroutable")
+	case m.Transient:
+		return invalid("Schedule.Message.Transient", "is set, but a fire is made in the log")
 	case len(m.Body) > MaxScheduleBody:
 		return invalid("Schedule.Message.Body", "has %d bytes, the limit is %d", len(m.Body), MaxScheduleBody)
 	case m.TTL < NoWait || m.TTL > MaxDelay:

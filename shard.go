@@ -18,8 +18,13 @@ type shard struct {
 	lost bool    // consumers of an earlier session went down with their process
 
 	number uint64
+	// inMemory: on a memoryLog. What it holds is gone with it.
+	inMemory bool
+	base     *shard // of which this is the annex for a queue; nil: it is none
 
-	gone atomic.Bool // closed since its queue is gone
+	gone    atomic.Bool // closed since its queue is gone
+	leads   atomic.Bool // leading, for who must not take mu
+	syncing sync.Mutex  // held by syncAnnex
 
 	mu        sync.Mutex // guards below; taken before Subscription.mu, never around a proposal
 	m         *machine
@@ -165,8 +170,12 @@ func (s *shard) opened(log Log) {
 
 // Lead implements Machine. It may come before opened.
 func (s *shard) Lead(leading bool) {
+	s.leads.Store(leading)
 	if !leading {
-		defer s.endWaits(s.b.lostLog) // once mu is free
+		defer func() { // once mu is free
+			s.endWaits(s.b.lostLog)
+			s.b.placement.closeAnnexes(s.b.lostLog, func(_ queueID, annex *shard) bool { return annex.base == s })
+		}()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -416,6 +425,9 @@ func (s *shard) propose(p Proposal) error { return s.orGone(s.log.Propose(p)) }
 func (s *shard) orGone(err error) error {
 	if errors.Is(err, ErrClosed) && s.gone.Load() {
 		return ErrQueueGone
+	}
+	if s.base != nil && errors.Is(err, ErrClosed) && !s.b.closing.Load() {
+		return s.b.lostLog
 	}
 	return err
 }

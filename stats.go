@@ -61,7 +61,8 @@ type QueueStats struct {
 	Unacked   int   // are on loan
 	Delayed   int   // wait for a time
 	Dying     int   // are on the way to a dead-letter queue
-	Bytes     int64 // of all of them in the log, headers and names included
+	Bytes     int64 // of all of them, headers and names included
+	Transient int   // of all of them those that are in memory only; totals count such until the broker is closed
 	Consumers int
 	Waiting   int // publishes that wait for room here, see Block
 
@@ -143,7 +144,40 @@ func (b *Broker) queueStats(id queueID, now instant) (QueueStats, bool) {
 	}
 	stats := q.stats(now)
 	stats.Waiting = shard.waitersLocked(id)
+	if annex := b.placement.annex(id); annex != nil {
+		annex.mu.Lock()
+		defer annex.mu.Unlock()
+		if beside := annex.m.queues[id]; beside != nil {
+			stats.add(beside.stats(now))
+		}
+	}
 	return stats, true
+}
+
+// add counts what is in the annex of a queue.
+func (s *QueueStats) add(a QueueStats) {
+	s.Transient = a.Ready + a.Unacked + a.Delayed + a.Dying
+	s.Ready += a.Ready
+	s.Unacked += a.Unacked
+	s.Delayed += a.Delayed
+	s.Dying += a.Dying
+	s.Bytes += a.Bytes
+	s.Oldest = max(s.Oldest, a.Oldest)
+	for i := range min(len(a.Levels), len(s.Levels)) { // an Update may be on its way
+		s.Levels[i].Ready += a.Levels[i].Ready
+		s.Levels[i].Oldest = max(s.Levels[i].Oldest, a.Levels[i].Oldest)
+	}
+	s.Enqueued += a.Enqueued
+	s.Delivered += a.Delivered
+	s.Acked += a.Acked
+	s.Failed += a.Failed
+	s.Released += a.Released
+	s.TimedOut += a.TimedOut
+	s.Dead += a.Dead
+	s.Expired += a.Expired
+	s.Discarded += a.Discarded
+	s.Purged += a.Purged
+	s.Cancelled += a.Cancelled
 }
 
 func (q *queue) stats(now instant) QueueStats {

@@ -36,11 +36,18 @@ type Subscription struct {
 	queue queueDef
 	id    consumerID
 	auto  bool
-	once  sync.Once // of Close
-	err   error     // of that Close; written by once
+	// prefetch and priority are those of the consumer; 0 and 0 behind Get.
+	prefetch, priority int32
 
-	handed atomic.Uint64 // highest tag that Next has returned
-	epoch  atomic.Uint64 // see Active; set once, before the first loan
+	outer *Subscription // of which this is the part in the annex; nil: it is none
+	once  sync.Once     // of Close
+	err   error         // of that Close; written by once
+
+	handed  atomic.Uint64         // highest tag that Next has returned
+	epoch   atomic.Uint64         // see Active; set once, before the first loan
+	joining sync.Mutex            // held by join
+	joined  atomic.Pointer[joint] // nil: there is no annex
+	halted  atomic.Bool           // by pause
 
 	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
 	buffer  []lent     // what the machine has lent and Next has not taken, by tag: buffer[first:]
@@ -65,6 +72,8 @@ type lent struct {
 	deliveries uint32
 	failures   uint32
 	part       uint8
+	level      uint8
+	annex      bool // of the annex of the queue
 }
 
 func (l lent) compareTag(tag uint64) int { return cmp.Compare(l.tag, tag) }
@@ -72,7 +81,7 @@ func (l lent) compareTag(tag uint64) int { return cmp.Compare(l.tag, tag) }
 func (e *effect) lent() lent {
 	return lent{
 		tag: e.tag, seq: e.seq, ref: e.ref, deadline: e.at, arrived: e.arrived, slot: e.slot, size: e.size,
-		deliveries: e.deliveries, failures: e.failures, part: e.part,
+		deliveries: e.deliveries, failures: e.failures, part: e.part, level: e.level,
 	}
 }
 
@@ -90,11 +99,18 @@ func (b *Broker) Subscribe(ctx context.Context, queue string, opts SubscribeOpti
 	if opts.Prefetch == 0 {
 		opts.Prefetch = MaxPrefetch
 	}
-	s, err := b.attach(ctx, queue, int32(opts.Prefetch), int32(opts.Priority))
+	def, shard, err := b.find(queue, 0)
+	var s *Subscription
+	if err == nil {
+		s, err = b.attach(ctx, def, shard, int32(opts.Prefetch), int32(opts.Priority))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("broker: subscribe to %q: %w", queue, err)
 	}
 	s.auto = opts.AutoAck
+	if annex := b.placement.annex(s.queue.id); annex != nil {
+		s.join(annex)
+	}
 	return s, nil
 }
 
@@ -108,18 +124,7 @@ func (d queueDef) attachment() durability {
 }
 
 // attach makes a subscription known here, then in the log: deliveries may come before the answer.
-func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority int32) (*Subscription, error) {
-	if err := b.open(); err != nil {
-		return nil, err
-	}
-	def, ok := b.topology.Load().queue(queue)
-	if !ok {
-		return nil, ErrNotFound
-	}
-	shard := b.placement.of(def.id)
-	if shard == nil {
-		return nil, ErrNotFound
-	}
+func (b *Broker) attach(ctx context.Context, def queueDef, shard *shard, prefetch, priority int32) (*Subscription, error) {
 	if err := shard.serves(ctx); errors.Is(err, ErrQueueGone) {
 		return nil, ErrNotFound
 	} else if err != nil {
@@ -127,6 +132,7 @@ func (b *Broker) attach(ctx context.Context, queue string, prefetch, priority in
 	}
 	s := &Subscription{
 		b: b, shard: shard, queue: def, id: shard.newConsumer(), signal: make(chan struct{}, 1),
+		prefetch: prefetch, priority: priority,
 	}
 	shard.register(s)
 	answer, err := shard.call(ctx, def.attachment(), func(dst []byte, at instant) []byte {
@@ -176,16 +182,24 @@ func (s *Subscription) push() {
 
 // withdraw says that a loan was taken back.
 func (s *Subscription) withdraw(tag uint64) {
+	if !s.withdrawn(tag) {
+		s.returned(tag)
+	}
+}
+
+// withdrawn reports whether Next had not taken the loan.
+func (s *Subscription) withdrawn(tag uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if i, found := slices.BinarySearchFunc(s.buffer[s.first:], tag, lent.compareTag); found {
 		s.buffer = slices.Delete(s.buffer, s.first+i, s.first+i+1)
-		return
+		return true
 	}
 	if s.stale == nil {
 		s.stale = make(map[uint64]struct{})
 	}
 	s.stale[tag] = struct{}{}
+	return false
 }
 
 // end makes Next return err from now on and forgets what it has not taken.
@@ -212,7 +226,7 @@ func (s *Subscription) wake() {
 // ended and leaves, 4. B sleeps beside a full buffer.
 func (s *Subscription) passOn() {
 	s.mu.Lock()
-	more := s.first < len(s.buffer) || s.ended != nil
+	more := s.first < len(s.buffer) || s.ended != nil || s.joined.Load() != nil
 	s.mu.Unlock()
 	if more {
 		s.wake()
@@ -226,6 +240,9 @@ func (s *Subscription) pop(dst []lent, limit int) ([]lent, error) {
 	if s.ended != nil {
 		s.wake() // for the next who waits
 		return dst, s.ended
+	}
+	if j := s.joined.Load(); j != nil {
+		return s.popJoined(j, dst, limit), nil
 	}
 	n := min(limit, len(s.buffer)-s.first)
 	dst = append(dst, s.buffer[s.first:s.first+n]...)
@@ -243,6 +260,9 @@ func (s *Subscription) pop(dst []lent, limit int) ([]lent, error) {
 func (s *Subscription) putBack(rest []lent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if j := s.joined.Load(); j != nil {
+		rest = s.putBackJoined(j, rest)
+	}
 	rest = slices.DeleteFunc(rest, func(l lent) bool { return s.overLocked(l.tag) })
 	if s.ended != nil || len(rest) == 0 {
 		return
@@ -276,7 +296,14 @@ func (s *Subscription) wait(ctx context.Context, dst []lent, limit int) ([]lent,
 			s.passOn()
 			return dst, err
 		}
+		j := s.joined.Load()
+		if j != nil {
+			s.balance(j)
+		}
 		got, err := s.pop(dst, limit)
+		if j != nil {
+			s.balance(j)
+		}
 		if err != nil || len(got) > len(dst) {
 			return got, err
 		}
@@ -360,16 +387,20 @@ var errUnreadable = fmt.Errorf("%w: unreadable", ErrStorage)
 
 // deliver reads what was lent. Nil without an error: the loan ended meanwhile.
 func (s *Subscription) deliver(l *lent) (*Delivery, error) {
+	from, public := s, l.tag
+	if j := s.joined.Load(); j != nil {
+		from, public = s.origin(j, l)
+	}
 	d := &Delivery{
-		Queue: s.queue.Name, Tag: l.tag, Deliveries: int(l.deliveries), Failures: int(l.failures),
+		Queue: s.queue.Name, Tag: public, Deliveries: int(l.deliveries), Failures: int(l.failures),
 		EnqueuedAt: time.Unix(0, int64(l.arrived)),
 	}
-	d.loan.sub, d.loan.tag, d.loan.slot = s, l.tag, l.slot
+	d.loan.sub, d.loan.tag, d.loan.slot = from, l.tag, l.slot
 	d.loan.deadline.Store(int64(l.deadline))
-	if err := s.shard.read(l.ref, l.part, l.size, d); err != nil {
-		s.mu.Lock()
-		over, ended := s.overLocked(l.tag), s.ended
-		s.mu.Unlock()
+	if err := from.shard.read(l.ref, l.part, l.size, d); err != nil {
+		from.mu.Lock()
+		over, ended := from.overLocked(l.tag), from.ended
+		from.mu.Unlock()
 		switch {
 		case ended != nil:
 			return nil, ended
@@ -392,7 +423,7 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 // nothing is settled.
 func (s *Subscription) AckUpTo(tag uint64) error {
 	s.mu.Lock()
-	err := s.ended
+	err, beside := s.ended, (*acking)(nil)
 	switch {
 	case err != nil:
 	case s.auto:
@@ -403,6 +434,9 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 		if tag == 0 {
 			tag = s.handed.Load()
 		}
+		if j := s.joined.Load(); j != nil {
+			tag, beside = s.upToJoined(j, tag)
+		}
 		s.ackedTo = max(s.ackedTo, tag)
 	}
 	s.mu.Unlock()
@@ -410,9 +444,10 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 		err = ErrUnknownDelivery
 	}
 	if err == nil && tag > 0 {
-		err = s.shard.post(func(dst []byte, at instant) []byte {
-			return ackUpTo{queue: s.queue.id, consumer: s.id, tag: tag}.appendTo(dst, at)
-		})
+		err = s.shard.log.Propose(&acking{sub: s, tag: tag})
+	}
+	if err == nil && beside != nil {
+		err = beside.sub.shard.log.Propose(beside)
 	}
 	if err != nil {
 		return s.describe(fmt.Sprintf("ack up to %d", tag), err)
@@ -435,8 +470,30 @@ func (s *Subscription) Active() (epoch uint64, active bool) {
 	return epoch, epoch != 0 || !s.queue.SingleActiveConsumer
 }
 
+// acking is the proposal of an AckUpTo.
+type acking struct {
+	sub *Subscription
+	tag uint64
+}
+
+// AppendTo implements Proposal.
+func (a *acking) AppendTo(dst []byte) []byte {
+	return ackUpTo{queue: a.sub.queue.id, consumer: a.sub.id, tag: a.tag}.appendTo(dst, a.sub.b.now())
+}
+
+// Durable implements Proposal.
+func (a *acking) Durable() bool { return false }
+
+// Frees implements storage.Freer.
+func (a *acking) Frees() bool { return true }
+
+// Done implements Proposal.
+func (a *acking) Done(Answer, error) { a.sub.returnedUpTo(a.tag) }
+
 // pause makes the queue send nothing more. What was sent stays.
 func (s *Subscription) pause() {
+	s.halted.Store(true)
+	s.pauseJoined()
 	// An error means that nothing is sent any more in any case.
 	_ = s.shard.post(func(dst []byte, at instant) []byte {
 		return attach{queue: s.queue.id, consumer: s.id}.appendTo(dst, at)
@@ -456,9 +513,13 @@ func (s *Subscription) close() error {
 	before := s.ended
 	s.ended = ErrClosed
 	s.buffer, s.first = nil, 0
+	j := s.joined.Load()
 	s.mu.Unlock()
 	s.wake()
 	defer s.shard.unregister(s)
+	if j != nil {
+		defer func() { _ = j.part.Close() }() // what it holds is in memory, as it is
+	}
 	if before != nil {
 		return nil // the consumer is gone already: with its queue, its broker or its log
 	}

@@ -25,6 +25,7 @@ func (p *placement) followTransient(t *topology) {
 		if s == nil {
 			changed = true
 			s = newShard(p.b, shardOf(n.id), newMachine(roleQueue, topologyOf(*n.def)))
+			s.inMemory = true
 			log := newMemoryLog(s)
 			s.Lead(true)
 			s.opened(log)
@@ -35,7 +36,7 @@ func (p *placement) followTransient(t *topology) {
 	for id, s := range had {
 		if now[id] == nil {
 			changed = true
-			p.closeLane(s)
+			p.closeLane(s, ErrQueueGone)
 		}
 	}
 	if changed {
@@ -45,11 +46,11 @@ func (p *placement) followTransient(t *topology) {
 
 // closeLane closes the shard of a queue that is gone, unless close will. Its subscriptions have ended when it returns; its lock
 // is taken under that of the first shard here, and never the other way round.
-func (p *placement) closeLane(s *shard) {
-	s.endAll(ErrQueueGone)
+func (p *placement) closeLane(s *shard, why error) {
+	s.endAll(why)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.ended {
-		p.closing.Go(func() { _ = s.close(ErrQueueGone) }) // ends by itself; stop waits for it
+		p.closing.Go(func() { _ = s.close(why) }) // ends by itself; stop waits for it
 	}
 }

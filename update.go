@@ -30,6 +30,9 @@ func (b *Broker) Update(ctx context.Context, q Queue) error {
 	if err == nil && (b.placement.kind == ShardPerQueue || q.Transient) {
 		_, err = b.placement.tell(ctx, q.Name)
 	}
+	if def, ok := b.topology.Load().queue(q.Name); ok && err == nil {
+		b.placement.syncAnnex(def.id)
+	}
 	if err != nil {
 		return fmt.Errorf("broker: update queue %q: %w", q.Name, err)
 	}
@@ -90,6 +93,7 @@ func (a *redefining) Durable() bool { return true }
 
 // Done implements Proposal. A shard that is led elsewhere, or closed, is looked at again when it is led here.
 func (a *redefining) Done(_ Answer, err error) {
+	a.p.syncAnnex(a.def.id)
 	if err != nil && !errors.Is(err, ErrNotLeader) && !errors.Is(err, ErrClosed) {
 		a.p.b.clock.AfterFunc(retryOpen, a.p.wake)
 	}
