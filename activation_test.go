@@ -40,6 +40,12 @@ func TestActivationOfNoMachine(t *testing.T) {
 			require.Error(t, err)
 		})
 	}
+	idle := newSingle(t, Queue{SingleActiveConsumer: true})
+	idle.attach(1, 1)
+	idle.attach(2, 0)
+	idle.q.activations.active = idle.q.roster.all[1]
+	_, err := decodeMachine(idle.m.appendTo(nil), func(Ref) {})
+	require.Error(t, err, "one who takes is active, and nobody has a loan")
 	good := succession(t).m.appendTo(nil)
 	for n := range good {
 		_, err := decodeMachine(good[:n], func(Ref) {})
