@@ -1,5 +1,7 @@
 package bourse
 
+import "context"
+
 // Goal: tests from outside can compare whole topologies, and see what must not grow. Method: the encoding, which is equal for
 // equal topologies; counts.
 
@@ -48,4 +50,11 @@ func (s *Subscription) Pause() { s.pause() }
 func (b *Broker) Routes(queue string) bool {
 	_, ok := b.topology.Load().queue(queue)
 	return ok
+}
+
+// Served waits until consumers can attach to every queue that is led here.
+func (b *Broker) Served(ctx context.Context) {
+	for _, s := range b.placement.all() {
+		_ = s.serves(ctx) // an error: it is led elsewhere
+	}
 }

@@ -25,6 +25,7 @@ var undrawn = map[string]string{
 	"Broker.Pullers":          "export_test.go",
 	"Broker.Resting":          "export_test.go",
 	"Broker.Routes":           "export_test.go",
+	"Broker.Served":           "export_test.go",
 	"Subscription.Pause":      "export_test.go",
 	"Message.Transient":       "a queue with an annex is two: semantics_transient_test.go has a model of the two as one",
 	"Broker.Browse":           "browsed calls it",
