@@ -161,6 +161,22 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	return b, nil
 }
 
+// session is the owner of the exclusive queues that this broker declares.
+func (b *Broker) session() sessionID { return sessionID(b.instance | 1) }
+
+// queue is the queue of that name, if others have not locked it.
+func (b *Broker) queue(name string) (queueDef, error) {
+	t := b.topology.Load()
+	def, ok := t.queue(name)
+	switch {
+	case !ok:
+		return def, ErrNotFound
+	case def.Exclusive && t.lockedFor(b.session(), def) != nil:
+		return def, ErrLocked
+	}
+	return def, nil
+}
+
 // now is the broker's clock as an instant.
 func (b *Broker) now() instant { return instantOf(b.clock) }
 
@@ -194,7 +210,7 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 	}
 	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings, schedules: b.opts.MaxSchedules}
 	for again := true; again; {
-		err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, limits, ds) })
+		err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, b.session(), limits, ds) })
 		if err == nil {
 			again, err = b.placement.renew(ctx, ds)
 		}
@@ -213,7 +229,10 @@ func (b *Broker) Check(ds ...Declaration) error {
 		err = b.open()
 	}
 	if err == nil {
-		err = b.topology.Load().missing(ds)
+		t := b.topology.Load()
+		if err = t.anyLockedFor(b.session(), ds); err == nil {
+			err = t.missing(ds)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("broker: check: %w", err)
@@ -270,7 +289,7 @@ func (b *Broker) DeleteIf(ctx context.Context, only DeleteOnly, ds ...Declaratio
 			return fmt.Errorf("broker: delete: %w", err)
 		}
 	}
-	err := b.change(ctx, freeing, func(dst []byte, at instant) []byte { return appendRemove(dst, at, conditions, ds) })
+	err := b.change(ctx, freeing, func(dst []byte, at instant) []byte { return appendRemove(dst, at, b.session(), conditions, ds) })
 	if err != nil {
 		return fmt.Errorf("broker: delete: %w", err)
 	}
@@ -283,9 +302,9 @@ func (b *Broker) Purge(ctx context.Context, queue string) (int, error) {
 	if err := b.open(); err != nil {
 		return 0, fmt.Errorf("broker: purge %q: %w", queue, err)
 	}
-	def, ok := b.topology.Load().queue(queue)
-	if !ok {
-		return 0, fmt.Errorf("broker: purge %q: %w", queue, ErrNotFound)
+	def, err := b.queue(queue)
+	if err != nil {
+		return 0, fmt.Errorf("broker: purge %q: %w", queue, err)
 	}
 	shard := b.placement.of(def.id)
 	if shard == nil {

@@ -180,12 +180,12 @@ func (b *Broker) find(queue string, id queueID) (queueDef, *shard, error) {
 	if err := b.open(); err != nil {
 		return queueDef{}, nil, err
 	}
-	def, ok := b.topology.Load().queue(queue)
+	def, err := b.queue(queue)
 	switch {
-	case id != 0 && (!ok || def.id != id):
+	case id != 0 && def.id != id:
 		return queueDef{}, nil, ErrQueueGone
-	case !ok:
-		return queueDef{}, nil, ErrNotFound
+	case err != nil:
+		return queueDef{}, nil, err
 	}
 	shard := b.placement.of(def.id)
 	if shard == nil {

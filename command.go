@@ -233,14 +233,15 @@ func appendOpen(dst []byte, at instant, lost bool) []byte {
 	return wire.AppendBool(appendHeader(dst, cmdOpen, at), lost)
 }
 
-// declare: limits of the proposer's broker, declarations. The limits travel, since every replica must come to the
+// declare: limits of the proposer's broker, its session, declarations. The limits travel, since every replica must come to the
 // same answer whatever it was opened with.
-func appendDeclare(dst []byte, at instant, limits topologyLimits, ds []Declaration) []byte {
+func appendDeclare(dst []byte, at instant, session sessionID, limits topologyLimits, ds []Declaration) []byte {
 	dst = appendHeader(dst, cmdDeclare, at)
 	dst = wire.AppendUvarint(dst, uint64(limits.queues))
 	dst = wire.AppendUvarint(dst, uint64(limits.exchanges))
 	dst = wire.AppendUvarint(dst, uint64(limits.bindings))
 	dst = wire.AppendUvarint(dst, uint64(limits.schedules))
+	dst = wire.AppendUint64(dst, uint64(session))
 	return appendDeclarations(dst, ds)
 }
 
@@ -252,8 +253,9 @@ func decodeLimits(r *wire.Reader) (l topologyLimits) {
 	return l.withDefaults()
 }
 
-func appendRemove(dst []byte, at instant, only removeOnly, ds []Declaration) []byte {
-	dst = append(appendHeader(dst, cmdRemove, at), byte(only))
+// remove: conditions, session, declarations.
+func appendRemove(dst []byte, at instant, session sessionID, only removeOnly, ds []Declaration) []byte {
+	dst = wire.AppendUint64(append(appendHeader(dst, cmdRemove, at), byte(only)), uint64(session))
 	return appendDeclarations(dst, ds)
 }
 
@@ -378,6 +380,7 @@ func decodeLoanEffect(b []byte) (effect, error) {
 // for ever.
 var wireSentinels = []error{
 	ErrInvalid, ErrNotFound, ErrNoExchange, ErrInUse, ErrNotEmpty, ErrTooMany, ErrQueueGone, ErrPrecondition,
+	ErrLocked,
 }
 
 const (

@@ -86,8 +86,9 @@ func TestCommandRoundTrip(t *testing.T) {
 			queues: rapid.IntRange(0, MaxQueues).Draw(t, "queues"), exchanges: rapid.IntRange(0, MaxExchanges).Draw(t, "exchanges"),
 			bindings: rapid.IntRange(0, MaxBindings).Draw(t, "bindings"), schedules: rapid.IntRange(0, MaxSchedules).Draw(t, "schedules"),
 		}
-		r = header(t, appendDeclare(nil, at, limits, nil), cmdDeclare, at)
+		r = header(t, appendDeclare(nil, at, 77, limits, nil), cmdDeclare, at)
 		require.Equal(t, limits.withDefaults(), decodeLimits(&r))
+		require.EqualValues(t, 77, r.Uint64())
 		require.Empty(t, decodeDeclarations(&r))
 		require.NoError(t, r.Done())
 

@@ -171,6 +171,11 @@ type Queue struct {
 	// begun it stays. What that subscription held is deleted with it, so the queue must be Transient. When Subscription.Close
 	// returns the queue is gone. A Get is no subscription.
 	AutoDelete bool
+	// Exclusive keeps the queue for the Broker that declares it: at another one on the same Engine, to consume from it or look into
+	// it, to declare, check, bind, change, purge, pause or delete it is ErrLocked. Publishing is open to all. It goes when that
+	// Broker is closed or its process ends, so it must be Transient. As those are refused where several instances share an Engine,
+	// there is one Broker for now, and nobody else to be locked out.
+	Exclusive bool
 }
 
 // DeadLetter says what happens to a message that was rejected or failed once too often.
@@ -272,6 +277,8 @@ func (d Queue) validateSettings() *InvalidError {
 		return invalid("Queue.GroupConcurrency", "is %d, want 0 to %d, or NoLimit", d.GroupConcurrency, MaxGroupConcurrency)
 	case d.Expires < 0 || d.Expires > MaxDelay:
 		return invalid("Queue.Expires", "is %v, want 0 to %v", d.Expires, time.Duration(MaxDelay))
+	case d.Exclusive && !d.Transient:
+		return invalid("Queue.Exclusive", "is set, but the queue is not Transient: it would outlive the broker that it belongs to")
 	case d.AutoDelete && !d.Transient:
 		return invalid("Queue.AutoDelete", "is set, but the queue is not Transient: what its last consumer holds would be lost")
 	case d.DeadLetter.Discard && d.DeadLetter.Exchange != "":
@@ -481,6 +488,7 @@ func (d Queue) compare(have Queue) error {
 	d.Dedup.compare(have.Dedup, &f)
 	d.Inbox.compare(have.Inbox, &f)
 	f.add("Expires", have.Expires.String(), d.Expires.String())
+	f.add("Exclusive", strconv.FormatBool(have.Exclusive), strconv.FormatBool(d.Exclusive))
 	f.add("AutoDelete", strconv.FormatBool(have.AutoDelete), strconv.FormatBool(d.AutoDelete))
 	return f.precondition(fmt.Sprintf("queue %q", d.Name))
 }
@@ -590,7 +598,7 @@ func (d Queue) appendTo(dst []byte) []byte {
 	dst = wire.AppendString(dst, d.DeadLetter.RoutingKey)
 	dst = wire.AppendBool(dst, d.DeadLetter.Discard)
 	dst = d.Inbox.appendTo(d.Dedup.appendTo(dst))
-	return wire.AppendBool(wire.AppendVarint(dst, int64(d.Expires)), d.AutoDelete)
+	return wire.AppendBool(wire.AppendBool(wire.AppendVarint(dst, int64(d.Expires)), d.AutoDelete), d.Exclusive)
 }
 
 func decodeQueue(r *wire.Reader) Queue {
@@ -615,6 +623,7 @@ func decodeQueue(r *wire.Reader) Queue {
 		Inbox:                decodeInboxMemory(r),
 		Expires:              time.Duration(r.Varint()),
 		AutoDelete:           r.Bool(),
+		Exclusive:            r.Bool(),
 	}
 }
 

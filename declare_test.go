@@ -39,6 +39,8 @@ func TestDeclarationsRefused(t *testing.T) {
 		{q(func(d *Queue) { d.Priorities = -1 }), "Queue.Priorities"},
 		{q(func(d *Queue) { d.Priorities = 256 }), ""},
 		{q(func(d *Queue) { d.Priorities = 257 }), "Queue.Priorities"},
+		{q(func(d *Queue) { d.Exclusive, d.Transient = true, true }), ""},
+		{q(func(d *Queue) { d.Exclusive = true }), "Queue.Exclusive"},
 		{q(func(d *Queue) { d.AutoDelete, d.Transient = true, true }), ""},
 		{q(func(d *Queue) { d.AutoDelete = true }), "Queue.AutoDelete"},
 		{q(func(d *Queue) { d.Expires = -1 }), "Queue.Expires"},
@@ -198,7 +200,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
 		Queue{Rate: Rate{Deliveries: MaxRate, Per: MaxDelay, Burst: 3}},
 		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true, Expires: MaxDelay},
-		Queue{Transient: true, AutoDelete: true},
+		Queue{Transient: true, AutoDelete: true}, Queue{Transient: true, Exclusive: true},
 		Queue{SingleActiveConsumer: true},
 		Binding{Exchange: "e", Queue: "q", Key: "a.#", Weight: -3},
 		Schedule{Name: "s", Cron: "@daily", TimeZone: "Europe/Paris", CatchUp: CatchUpAll, Message: Message{Exchange: "e", RoutingKey: "k",
@@ -284,9 +286,10 @@ func TestDeclarationsMalformed(t *testing.T) {
 		"a bump that is no truth":  append(append([]byte{}, head...), 2, 0, 0, 2),
 		"too many pauses": append(append(append([]byte{}, head...), 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, MaxPauses+1),
 			make([]byte, 99)...),
-		"discard is not a truth":  append(append([]byte{}, good[:len(good)-9]...), 2),
-		"auto-delete is no truth": append(append([]byte{}, good[:len(good)-1]...), 2),
-		"until done is no truth":  append(append([]byte{}, good[:len(good)-7]...), 2),
+		"discard is not a truth":  append(append([]byte{}, good[:len(good)-10]...), 2),
+		"auto-delete is no truth": append(append([]byte{}, good[:len(good)-2]...), 2),
+		"exclusive is no truth":   append(append([]byte{}, good[:len(good)-1]...), 2),
+		"until done is no truth":  append(append([]byte{}, good[:len(good)-8]...), 2),
 	}
 	for name, b := range rows {
 		r := wire.NewReader(append(b, make([]byte, 16)...))

@@ -74,6 +74,7 @@
 //	*.declare, passive                         Broker.Check
 //	policies                                   Broker.Update
 //	x-expires                                  Queue.Expires
+//	exclusive                                  Queue.Exclusive, of transient queues
 //	auto-delete                                Queue.AutoDelete, of transient queues
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
 //	queue.purge                                Broker.Purge; Broker.Cancel for one message

@@ -28,6 +28,8 @@ var (
 	// ErrInUse: Delete with IfUnused of a queue that has consumers, or of an exchange
 	// that has bindings.
 	ErrInUse = errors.New("in use")
+	// ErrLocked: the queue is Exclusive and belongs to another Broker.
+	ErrLocked = errors.New("locked")
 	// ErrNotEmpty: Delete with IfEmpty of a queue that holds messages.
 	ErrNotEmpty = errors.New("not empty")
 	// ErrEmpty: Get found no message that is ready.

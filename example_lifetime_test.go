@@ -50,3 +50,18 @@ func ExampleQueue_autoDelete() {
 	// hello
 	// false
 }
+
+// An exclusive queue belongs to the broker that declares it, and goes with it.
+func ExampleQueue_exclusive() {
+	ctx := context.Background()
+	b := memory()
+	defer b.Close()
+	err := b.Declare(ctx, bourse.Queue{Name: "replies", Exclusive: true})
+	fmt.Println(err)
+	check(b.Declare(ctx, bourse.Queue{Name: "replies", Exclusive: true, Transient: true, AutoDelete: true}))
+	check(b.Publish(ctx, bourse.Message{RoutingKey: "replies", Body: []byte("yes")}))
+	show(b, "replies")
+	// Output:
+	// broker: declare: Queue.Exclusive: is set, but the queue is not Transient: it would outlive the broker that it belongs to
+	// replies: yes
+}

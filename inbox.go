@@ -39,10 +39,10 @@ type Inbox struct {
 
 // Inbox returns the inbox of a queue: ErrNotFound without such a queue, an *InvalidError if its Queue.Inbox is not set.
 func (b *Broker) Inbox(queue string) (*Inbox, error) {
-	def, ok := b.topology.Load().queue(queue)
+	def, err := b.queue(queue)
 	switch {
-	case !ok:
-		return nil, fmt.Errorf("broker: inbox of %q: %w", queue, ErrNotFound)
+	case err != nil:
+		return nil, fmt.Errorf("broker: inbox of %q: %w", queue, err)
 	case def.Inbox.Window == 0:
 		return nil, fmt.Errorf("broker: inbox of %q: %w", queue, errNoInbox)
 	}

@@ -98,7 +98,7 @@ func (c *couple) redefine() {
 }
 
 func (c *couple) declare() {
-	c.tell(c.catalogue, appendDeclare(nil, c.now, topologyLimits{}, []Declaration{c.def}))
+	c.tell(c.catalogue, appendDeclare(nil, c.now, 0, topologyLimits{}, []Declaration{c.def}))
 	def, ok := c.catalogue.topology.queue(c.def.Name)
 	require.True(c.t, ok)
 	if c.own == nil {

@@ -141,15 +141,15 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		out = m.open(lost, out)
 		res.answer.Code = answerNumber + uint64(m.session)
 	case cmdDeclare:
-		limits := decodeLimits(&r)
+		limits, session := decodeLimits(&r), sessionID(r.Uint64())
 		ds := decodeDeclarations(&r)
 		mustDecode(kind, r.Done())
-		res.answer, out = m.declare(limits, ds, out)
+		res.answer, out = m.declare(session, limits, ds, out)
 	case cmdRemove:
-		only := removeOnly(r.Byte())
+		only, session := removeOnly(r.Byte()), sessionID(r.Uint64())
 		ds := decodeDeclarations(&r)
 		mustDecode(kind, r.Done())
-		res.answer, out = m.remove(only, ds, out)
+		res.answer, out = m.remove(session, only, ds, out)
 	case cmdMove:
 		res, out = m.move(ref, len(cmd), &r, out)
 	case cmdEnter:
@@ -180,9 +180,9 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		mustDecode(kind, r.Done())
 		res, out = m.bundle(ref, &g, out)
 	case cmdUpdate:
-		d := decodeOneQueue(&r)
+		session, d := sessionID(r.Uint64()), decodeOneQueue(&r)
 		mustDecode(kind, r.Done())
-		res.answer, out = m.update(d, out)
+		res.answer, out = m.update(session, d, out)
 	case cmdRedefine:
 		id, revision, d := queueID(r.Uvarint()), r.Uvarint(), decodeOneQueue(&r)
 		mustDecode(kind, r.Done())
@@ -417,13 +417,17 @@ func (m *machine) open(lost bool, out []effect) []effect {
 	return m.sweep(out)
 }
 
-func (m *machine) declare(limits topologyLimits, ds []Declaration, out []effect) (Answer, []effect) {
+func (m *machine) declare(session sessionID, limits topologyLimits, ds []Declaration, out []effect) (Answer, []effect) {
 	out = m.sweep(out)
 	had := m.topology.within(limits)
+	if err := had.anyLockedFor(session, ds); err != nil {
+		return Answer{Code: answerError, Data: appendError(nil, err)}, out
+	}
 	next, created, err := had.declare(ds)
 	if err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out
 	}
+	next.own(session, created)
 	next, out = m.renewed(ds, had, next, out)
 	if next == had {
 		return Answer{Code: answerOK}, out
@@ -452,9 +456,13 @@ func (m *machine) adopt(next *topology, out []effect) []effect {
 	return out
 }
 
-func (m *machine) remove(only removeOnly, ds []Declaration, out []effect) (Answer, []effect) {
+func (m *machine) remove(session sessionID, only removeOnly, ds []Declaration, out []effect) (Answer, []effect) {
 	out = m.sweep(out)
-	if err := m.removable(only, ds); err != nil {
+	err := m.topology.anyLockedFor(session, ds)
+	if err == nil {
+		err = m.removable(only, ds)
+	}
+	if err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out
 	}
 	next, removed, err := m.topology.remove(ds)

@@ -122,9 +122,9 @@ func (p *interpreter) command() []byte {
 	case 15:
 		return appendOpen(nil, p.now, p.byte()%2 == 0)
 	case 16:
-		return appendDeclare(nil, p.now, topologyLimits{}, []Declaration{p.declaration()})
+		return appendDeclare(nil, p.now, 0, topologyLimits{}, []Declaration{p.declaration()})
 	case 17:
-		return appendRemove(nil, p.now, removeOnly(p.byte()%4), []Declaration{Queue{Name: fmt.Sprintf("q%d", p.byte()%3)}})
+		return appendRemove(nil, p.now, 0, removeOnly(p.byte()%4), []Declaration{Queue{Name: fmt.Sprintf("q%d", p.byte()%3)}})
 	case 18:
 		if b := p.byte(); b >= 128 {
 			return appendPause(nil, p.now, p.queue(), b%3 == 0)
@@ -135,9 +135,9 @@ func (p *interpreter) command() []byte {
 	case 22:
 		d := Schedule{Name: fmt.Sprintf("s%d", p.byte()%3), Every: time.Second}
 		if p.byte()%3 == 0 {
-			return appendRemove(nil, p.now, 0, []Declaration{d})
+			return appendRemove(nil, p.now, 0, 0, []Declaration{d})
 		}
-		return appendDeclare(nil, p.now, topologyLimits{schedules: 2}, []Declaration{d})
+		return appendDeclare(nil, p.now, 0, topologyLimits{schedules: 2}, []Declaration{d})
 	case 23:
 		return p.fire()
 	case 24:
@@ -236,7 +236,7 @@ func (p *interpreter) run(t require.TestingT) (log [][]byte) {
 		if i > 0 {
 			q.MaxMessages, q.Overflow = 4, Block
 		}
-		apply(appendDeclare(nil, p.now, topologyLimits{}, []Declaration{q}))
+		apply(appendDeclare(nil, p.now, 0, topologyLimits{}, []Declaration{q}))
 	}
 	for len(p.in) > 0 && len(log) < fuzzLimit {
 		apply(p.command())
@@ -387,7 +387,8 @@ func FuzzCommandDecode(f *testing.F) {
 	f.Add(attach{1, 2, 3, -4}.appendTo(nil, 4))
 	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note", idKey{}}.appendTo(nil, 5))
 	f.Add(amend{1, place{2, 3, 4, StateDelayed, 5}, amendPriority, 6, 7}.appendTo(nil, 8))
-	f.Add(appendDeclare(nil, 1, topologyLimits{}, []Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))
+	f.Add(appendDeclare(nil, 1, 0, topologyLimits{},
+		[]Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		for _, decode := range []func(r *wire.Reader) []byte{
 			func(r *wire.Reader) []byte { return decodeAttach(r).appendTo(nil, 0)[commandHeader:] },

@@ -101,12 +101,12 @@ func (w *walker) schedule() {
 	at := w.at()
 	def := Schedule{Name: []string{"s0", "s1", "s2"}[w.rng.IntN(3)], Every: time.Duration(1+w.rng.IntN(2)) * time.Second}
 	if w.one(3) {
-		res := w.propose(at, appendRemove(nil, at, 0, []Declaration{def}))
+		res := w.propose(at, appendRemove(nil, at, 0, 0, []Declaration{def}))
 		w.p.deleteSchedule(def.Name, &w.want)
 		w.agree(res.answer.Code, answerOK)
 		return
 	}
-	res := w.propose(at, appendDeclare(nil, at, topologyLimits{}, []Declaration{def}))
+	res := w.propose(at, appendDeclare(nil, at, 0, topologyLimits{}, []Declaration{def}))
 	w.refusal(res, w.p.declareSchedule(def, &w.want))
 }
 

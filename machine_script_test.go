@@ -282,17 +282,17 @@ func (s *script) command(words []string) {
 		}
 		s.apply(appendTick(nil, s.now))
 	case "queue":
-		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{s.definition(a)}))
+		s.apply(appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{s.definition(a)}))
 	case "update":
-		s.apply(appendUpdate(nil, s.now, s.definition(a)))
+		s.apply(appendUpdate(nil, s.now, 0, s.definition(a)))
 	case "exchange":
-		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Exchange{Name: a.word(1)}}))
+		s.apply(appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{Exchange{Name: a.word(1)}}))
 	case "bind":
-		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Binding{Exchange: a.word(1), Queue: a.word(2)}}))
+		s.apply(appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{Binding{Exchange: a.word(1), Queue: a.word(2)}}))
 	case "delete":
-		s.apply(appendRemove(nil, s.now, a.only(), []Declaration{Queue{Name: a.word(1)}}))
+		s.apply(appendRemove(nil, s.now, 0, a.only(), []Declaration{Queue{Name: a.word(1)}}))
 	case "delete-exchange":
-		s.apply(appendRemove(nil, s.now, a.only(), []Declaration{Exchange{Name: a.word(1)}}))
+		s.apply(appendRemove(nil, s.now, 0, a.only(), []Declaration{Exchange{Name: a.word(1)}}))
 	case "open":
 		s.apply(appendOpen(nil, s.now, a.has("lost")))
 	case "attach":
@@ -320,9 +320,9 @@ func (s *script) command(words []string) {
 	case "cancel", "promote", "priority", "edit", "replay", "replayed":
 		s.amend(a)
 	case "schedule":
-		s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Schedule{Name: a.word(1), Every: time.Hour}}))
+		s.apply(appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{Schedule{Name: a.word(1), Every: time.Hour}}))
 	case "delete-schedule":
-		s.apply(appendRemove(nil, s.now, 0, []Declaration{Schedule{Name: a.word(1)}}))
+		s.apply(appendRemove(nil, s.now, 0, 0, []Declaration{Schedule{Name: a.word(1)}}))
 	case "show-schedule":
 		s.showSchedule(s.schedule(a.word(1)))
 	case "fire":

@@ -26,7 +26,7 @@ func newSingle(t testing.TB, def Queue) *single {
 	s := &single{t: t, m: newMachine(roleAll, newTopology(topologyLimits{})), now: instant(time.Hour)}
 	def.Name = "q"
 	s.apply(appendOpen(nil, s.now, false))
-	res := s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{def}))
+	res := s.apply(appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{def}))
 	require.Equal(t, answerOK, res.answer.Code)
 	s.q = s.m.order[1]
 	return s
@@ -124,8 +124,8 @@ func TestMachineRefusesWhatDoesNotDecode(t *testing.T) {
 		ackUpTo{s.q.def.id, s.consumer(1), 3}.appendTo(nil, s.now),
 		take{s.q.def.id, s.consumer(1)}.appendTo(nil, s.now),
 		appendOpen(nil, s.now, true),
-		appendDeclare(nil, s.now, topologyLimits{}, []Declaration{Queue{Name: "other"}}),
-		appendRemove(nil, s.now, onlyEmpty, []Declaration{Queue{Name: "other"}}),
+		appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{Queue{Name: "other"}}),
+		appendRemove(nil, s.now, 0, onlyEmpty, []Declaration{Queue{Name: "other"}}),
 		appendForwarded(nil, s.now, s.q.def.id, 300),
 		settle{queue: s.q.def.id, verdict: verdictDone, key: keyOf(nil)}.appendTo(nil, s.now),
 		appendPurge(nil, s.now, s.q.def.id),
@@ -175,10 +175,10 @@ func TestMachineExtendIsCapped(t *testing.T) {
 // A full queue name space and full limits travel with the command, not with the replica.
 func TestMachineDeclareLimits(t *testing.T) {
 	s := newSingle(t, Queue{})
-	res := s.apply(appendDeclare(nil, s.now, topologyLimits{queues: 1}, []Declaration{Queue{Name: "second"}}))
+	res := s.apply(appendDeclare(nil, s.now, 0, topologyLimits{queues: 1}, []Declaration{Queue{Name: "second"}}))
 	require.Equal(t, answerError, res.answer.Code)
 	require.ErrorIs(t, decodeError(res.answer.Data), ErrTooMany)
-	res = s.apply(appendDeclare(nil, s.now, topologyLimits{queues: 2}, []Declaration{Queue{Name: "second"}}))
+	res = s.apply(appendDeclare(nil, s.now, 0, topologyLimits{queues: 2}, []Declaration{Queue{Name: "second"}}))
 	require.Equal(t, answerOK, res.answer.Code)
 	s.m.check()
 }
@@ -188,7 +188,7 @@ func TestMachineKeepsTheParkingQueue(t *testing.T) {
 	s := newSingle(t, Queue{})
 	before := s.m.appendTo(nil)
 	for _, d := range []Declaration{Queue{Name: ParkingQueue}, Exchange{}, Binding{Exchange: "e"}} {
-		res := s.apply(appendRemove(nil, s.now, 0, []Declaration{Queue{Name: "q"}, d}))
+		res := s.apply(appendRemove(nil, s.now, 0, 0, []Declaration{Queue{Name: "q"}, d}))
 		require.Equal(t, answerError, res.answer.Code)
 		require.ErrorIs(t, decodeError(res.answer.Data), ErrInvalid)
 	}

@@ -517,7 +517,7 @@ func (w *walker) declare() {
 		w.settings(&def)
 	}
 	at := w.at()
-	res := w.propose(at, appendDeclare(nil, at, topologyLimits{}, []Declaration{def}))
+	res := w.propose(at, appendDeclare(nil, at, 0, topologyLimits{}, []Declaration{def}))
 	want := w.p.declare(def.withDefaults(), &w.want)
 	w.refusal(res, want)
 }
@@ -595,7 +595,7 @@ func (w *walker) update() {
 		}
 	}
 	at := w.at()
-	res := w.propose(at, appendUpdate(nil, at, def))
+	res := w.propose(at, appendUpdate(nil, at, 0, def))
 	want := w.p.update(def.withDefaults(), &w.want)
 	if want == nil && w.want.topology {
 		w.count.updates++
@@ -619,7 +619,7 @@ func (w *walker) remove() {
 
 func (w *walker) removeQueue(name string, only removeOnly) {
 	at := w.at()
-	res := w.propose(at, appendRemove(nil, at, only, []Declaration{Queue{Name: name}}))
+	res := w.propose(at, appendRemove(nil, at, 0, only, []Declaration{Queue{Name: name}}))
 	want := w.p.delete(name, only, &w.want)
 	if w.want.topology {
 		w.count.deletes++
@@ -691,13 +691,15 @@ func describeCommand(cmd []byte) string {
 		what = fmt.Sprintf("open lost=%v", r.Bool())
 	case cmdDeclare:
 		decodeLimits(&r)
+		r.Uint64()
 		what = decodeDeclarations(&r)
 	case cmdBundle:
 		what = decodeBundle(&r)
 	case cmdUpdate:
+		r.Uint64()
 		what = decodeOneQueue(&r)
 	case cmdRemove:
-		what = fmt.Sprintf("remove only %d %+v", r.Byte(), decodeDeclarations(&r))
+		what = fmt.Sprintf("remove only %d by %d %+v", r.Byte(), r.Uint64(), decodeDeclarations(&r))
 	case cmdFire:
 		what = decodeFire(&r)
 	default:

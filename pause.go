@@ -27,9 +27,9 @@ func (b *Broker) pause(ctx context.Context, queue string, paused bool) error {
 	if err := b.open(); err != nil {
 		return err
 	}
-	def, ok := b.topology.Load().queue(queue)
-	if !ok {
-		return ErrNotFound
+	def, err := b.queue(queue)
+	if err != nil {
+		return err
 	}
 	shard := b.placement.of(def.id)
 	if shard == nil {

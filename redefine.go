@@ -116,9 +116,9 @@ func (t *topology) decodeRevision(r *wire.Reader, def *queueDef) bool {
 	return true
 }
 
-// update: one Queue.
-func appendUpdate(dst []byte, at instant, d Queue) []byte {
-	return appendDeclarations(appendHeader(dst, cmdUpdate, at), []Declaration{d})
+// update: session, one Queue.
+func appendUpdate(dst []byte, at instant, session sessionID, d Queue) []byte {
+	return appendDeclarations(wire.AppendUint64(appendHeader(dst, cmdUpdate, at), uint64(session)), []Declaration{d})
 }
 
 // redefine: queue id, number of the change, one Queue.
@@ -141,8 +141,11 @@ func decodeOneQueue(r *wire.Reader) (d Queue) {
 }
 
 // update changes a queue as the catalogue knows it, and the queue itself if it is here.
-func (m *machine) update(d Queue, out []effect) (Answer, []effect) {
+func (m *machine) update(session sessionID, d Queue, out []effect) (Answer, []effect) {
 	out = m.sweep(out)
+	if err := m.topology.anyLockedFor(session, []Declaration{d}); err != nil {
+		return Answer{Code: answerError, Data: appendError(nil, err)}, out
+	}
 	next, def, err := m.topology.update(d)
 	if err != nil {
 		return Answer{Code: answerError, Data: appendError(nil, err)}, out

@@ -17,7 +17,7 @@ import (
 )
 
 // fixedFields are the fields of Queue that Update does not change.
-var fixedFields = []string{"Name", "Transient", "AutoDelete", "SingleActiveConsumer"}
+var fixedFields = []string{"Name", "Transient", "AutoDelete", "Exclusive", "SingleActiveConsumer"}
 
 func TestEveryFieldIsMutableOrFixed(t *testing.T) {
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Queue]()) {
@@ -188,7 +188,7 @@ func TestUpdateInSnapshots(t *testing.T) {
 		}
 		m := newMachine(role, top)
 		q.Priorities = 4
-		cmd := appendUpdate(nil, 1, q)
+		cmd := appendUpdate(nil, 1, 0, q)
 		if role == roleQueue {
 			cmd = appendRedefine(nil, 1, queueDef{def.id, q}, 9)
 		}

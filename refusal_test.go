@@ -245,6 +245,8 @@ func TestRefusals(t *testing.T) {
 		declare(fmt.Sprint("a queue that expires after ", d), invalid, queue(func(q *bourse.Queue) { q.Expires = d }), "Queue.Expires",
 			d.String())
 	}
+	declare("a durable queue that is exclusive", invalid, queue(func(q *bourse.Queue) { q.Exclusive = true }), "Queue.Exclusive",
+		"Transient")
 	declare("a durable queue that goes with its last consumer", invalid, queue(func(q *bourse.Queue) { q.AutoDelete = true }),
 		"Queue.AutoDelete", "Transient")
 	row("the inbox of no queue", bourse.ErrNotFound, func() error { _, err := b.Inbox("no"); return err }, `"no"`)

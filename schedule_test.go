@@ -14,7 +14,7 @@ import (
 
 func everySchedule(t testing.TB) *single {
 	s := newSingle(t, Queue{})
-	s.apply(appendDeclare(nil, s.now, topologyLimits{}, []Declaration{
+	s.apply(appendDeclare(nil, s.now, 0, topologyLimits{}, []Declaration{
 		Schedule{Name: "c", Cron: "@daily", TimeZone: "Europe/Paris", CatchUp: CatchUpOne,
 			Message: Message{RoutingKey: "q", Body: []byte("b")}},
 		Schedule{Name: "a", Every: time.Hour},
@@ -67,7 +67,7 @@ func TestScheduleKeepsNoCommand(t *testing.T) {
 	m := newMachine(roleAll, newTopology(topologyLimits{}))
 	d := Schedule{Name: "s", Every: time.Hour, Message: Message{Exchange: "e", RoutingKey: "k", Body: []byte("body"),
 		Headers: map[string]any{"h": "v", "b": []byte("bytes")}}}
-	cmd := appendDeclare(nil, 1, topologyLimits{}, []Declaration{d})
+	cmd := appendDeclare(nil, 1, 0, topologyLimits{}, []Declaration{d})
 	m.apply(1, cmd, nil)
 	clear(cmd)
 	got, ok := m.topology.schedule("s")

@@ -65,7 +65,7 @@ func (s *simSystem) Encode(dst []byte, c *sim.Command) []byte {
 	case sim.Open:
 		return appendOpen(dst, at, c.Lost)
 	case sim.Declare:
-		return appendDeclare(dst, at, topologyLimits{}, simDeclarations(&c.Spec))
+		return appendDeclare(dst, at, 0, topologyLimits{}, simDeclarations(&c.Spec))
 	case sim.Delete:
 		only := removeOnly(0)
 		if c.Unused {
@@ -74,7 +74,7 @@ func (s *simSystem) Encode(dst []byte, c *sim.Command) []byte {
 		if c.Emptied {
 			only |= onlyEmpty
 		}
-		return appendRemove(dst, at, only, []Declaration{Queue{Name: c.Spec.Name}})
+		return appendRemove(dst, at, 0, only, []Declaration{Queue{Name: c.Spec.Name}})
 	case sim.Purge:
 		return appendPurge(dst, at, queue)
 	case sim.Amend:

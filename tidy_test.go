@@ -63,6 +63,7 @@ var pureFiles = []string{
 	"check.go",
 	"limit.go",
 	"lease.go",
+	"exclusive.go",
 }
 
 // pureImports is all that pure files may import. The list is closed because a ban would

@@ -60,6 +60,7 @@ func limitOr(n, most int) int {
 //  3. The part of an exchange that is made for matching holds exactly its bindings.
 //  4. Every id is below nextID and belongs to one queue or schedule.
 //  5. What is in updated belongs to a queue.
+//  6. What is in owners is exclusive.
 type topology struct {
 	limits        topologyLimits
 	nextID        queueID
@@ -70,6 +71,7 @@ type topology struct {
 	inbound       *btree.BTreeG[*binding] // all bindings, by target first
 	updated       *btree.BTreeG[updated]  // of the queues
 	scheduleNames *btree.BTreeG[named[*scheduleDef]]
+	owners        *btree.BTreeG[owned] // of the exclusive queues
 }
 
 // named is an item of a tree that is ordered by name. It is passed by value, so that a
@@ -184,6 +186,7 @@ func newTopology(limits topologyLimits) *topology {
 		inbound:       btree.NewG(treeDegree, func(a, b *binding) bool { return compareInbound(a, b) < 0 }),
 		updated:       btree.NewG(treeDegree, byUpdated),
 		scheduleNames: btree.NewG(treeDegree, lessNamed[*scheduleDef]),
+		owners:        btree.NewG(treeDegree, byOwned),
 	}
 	t.putExchange(newExchange(Exchange{}))
 	// What is parked has failed already: nothing that happens to it here may kill it.
@@ -210,6 +213,7 @@ func (t *topology) clone() *topology {
 	next.transients = t.transients.Clone()
 	next.inbound = t.inbound.Clone()
 	next.updated = t.updated.Clone()
+	next.owners = t.owners.Clone()
 	return &next
 }
 
@@ -432,6 +436,7 @@ func (e *editor) removeQueue(name string) {
 	t.queueNames.Delete(q)
 	t.queueIDs.Delete(numbered{id: q.value.id})
 	t.updated.Delete(updated{id: q.value.id})
+	t.owners.Delete(owned{id: q.value.id})
 	t.transients.Delete(numbered{id: q.value.id})
 	e.removed = append(e.removed, *q.value)
 }
@@ -538,7 +543,7 @@ func (t *topology) bindingsOf(exchange string) int {
 //
 //	version 1 | next id
 //	count | count times: an exchange                    by name
-//	count | count times: id, a queue, its revision      by name, see appendRevision
+//	count | count times: id, a queue, its revision and owner    by name, see appendRevision and appendOwner
 //	count | count times: a binding                      as bindings yields them
 //	count | count times: id, a schedule                 by name
 //
@@ -557,7 +562,7 @@ func (t *topology) appendTo(dst []byte) []byte {
 	dst = wire.AppendUvarint(dst, uint64(t.queueNames.Len()))
 	t.queues(func(q queueDef) bool {
 		dst = wire.AppendUvarint(dst, uint64(q.id))
-		dst = t.appendRevision(q.Queue.appendTo(dst), q.id)
+		dst = t.appendOwner(t.appendRevision(q.Queue.appendTo(dst), q.id), q)
 		return true
 	})
 	dst = wire.AppendUvarint(dst, uint64(t.inbound.Len()))
@@ -632,6 +637,7 @@ func (e *editor) decodeQueues(r *wire.Reader) error {
 		}
 		last = q.Name
 		changed := e.decodeRevision(r, q)
+		e.decodeOwner(r, q)
 		if q.Name == ParkingQueue {
 			if have, _ := e.queue(ParkingQueue); q.id != have.id || !q.Queue.equal(have.Queue) || changed {
 				return wire.ErrMalformed

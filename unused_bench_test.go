@@ -62,7 +62,7 @@ func newUnused(t testing.TB, def Queue, elsewhere bool, waiting int) *cycle {
 
 // useAll declares another queue and fills it with messages of every kind.
 func (c *cycle) useAll() {
-	res := c.apply(appendDeclare(nil, c.now, topologyLimits{}, []Declaration{used}))
+	res := c.apply(appendDeclare(nil, c.now, 0, topologyLimits{}, []Declaration{used}))
 	require.Equal(c.t, answerOK, res.answer.Code)
 	for _, q := range c.m.order {
 		if q.def.Name != used.Name {

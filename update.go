@@ -25,7 +25,7 @@ func (b *Broker) Update(ctx context.Context, q Queue) error {
 		err = b.open()
 	}
 	if err == nil {
-		err = b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendUpdate(dst, at, q) })
+		err = b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendUpdate(dst, at, b.session(), q) })
 	}
 	if err == nil && (b.placement.kind == ShardPerQueue || q.Transient) {
 		_, err = b.placement.tell(ctx, q.Name)

@@ -31,7 +31,7 @@ func TestViewIsOfItsMoment(t *testing.T) {
 	}
 	session := uint32(apply(appendOpen(nil, now, false)).Code - answerNumber)
 	q := Queue{Name: "q", Priorities: 3, MaxRetries: 3, Retry: Backoff{Min: time.Millisecond}}
-	apply(appendDeclare(nil, now, topologyLimits{}, []Declaration{q}))
+	apply(appendDeclare(nil, now, 0, topologyLimits{}, []Declaration{q}))
 	def, _ := m.topology.queue("q")
 	c := consumerID(session)<<32 | 1
 	apply(attach{queue: def.id, consumer: c, prefetch: 20}.appendTo(nil, now))
