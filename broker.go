@@ -210,9 +210,10 @@ func (b *Broker) Declare(ctx context.Context, ds ...Declaration) error {
 	}
 	limits := topologyLimits{queues: b.opts.MaxQueues, bindings: b.opts.MaxBindings, schedules: b.opts.MaxSchedules}
 	for again := true; again; {
+		had := b.topology.Load()
 		err := b.change(ctx, durably, func(dst []byte, at instant) []byte { return appendDeclare(dst, at, b.session(), limits, ds) })
 		if err == nil {
-			again, err = b.placement.renew(ctx, ds)
+			again, err = b.placement.renew(ctx, had, ds)
 		}
 		if err != nil {
 			return fmt.Errorf("broker: declare: %w", err)

@@ -126,9 +126,9 @@ func (p *placement) reportAllEnding() {
 	}
 }
 
-// renew brings a declare of queues with shards of their own there, so that their leases run from now on. It reports whether one
-// was about to go and the declare must be made again.
-func (p *placement) renew(ctx context.Context, ds []Declaration) (again bool, err error) {
+// renew brings a declare of queues with shards of their own there, so that their leases run from now on. It reports whether one that
+// had knows was about to go, or has gone since: then it may have been ending when it was declared, and the declare must be made again.
+func (p *placement) renew(ctx context.Context, had *topology, ds []Declaration) (again bool, err error) {
 	for _, d := range ds {
 		q, ok := d.(Queue)
 		if !ok || q.Expires == 0 && !q.AutoDelete {
@@ -137,18 +137,29 @@ func (p *placement) renew(ctx context.Context, ds []Declaration) (again bool, er
 		t := p.b.topology.Load()
 		def, ok := t.queue(q.Name)
 		s := p.of(def.id)
-		if !ok || s == nil || s == p.first {
-			continue // gone since, or renewed with the declare
+		if !ok || def.Transient && s == p.first {
+			_, known := had.queue(q.Name)
+			again = again || known && (q.Transient || p.kind == ShardPerQueue)
+			continue
+		}
+		if s == nil || s == p.first {
+			continue // renewed with the declare
 		}
 		// The first session begins the lease. An error means that another node leads the shard, and hears of it.
 		if err := s.serves(ctx); err != nil {
+			again = again || errors.Is(err, ErrQueueGone)
 			if ctx.Err() != nil {
 				return false, fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
 			}
 			continue
 		}
 		if t.revision(def.id) > 0 {
-			if _, err := p.tell(ctx, q.Name); err != nil {
+			_, err := p.tell(ctx, q.Name)
+			if errors.Is(err, ErrQueueGone) {
+				again = true
+				continue
+			}
+			if err != nil {
 				return false, err
 			}
 		}

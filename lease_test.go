@@ -323,3 +323,56 @@ func TestLeaseWhereCatalogueIsLedElsewhere(t *testing.T) {
 	require.Nil(t, b.placement.of(def.id))
 	require.NoError(t, b.Close())
 }
+
+// A call that finds the log of a transient queue closed, since its queue is gone, says so, and a publish to others beside it goes on.
+func TestLaneIsGone(t *testing.T) {
+	ctx := context.Background()
+	b, err := NewBroker(ctx, Options{})
+	require.NoError(t, err)
+	require.NoError(t, b.Declare(ctx, Exchange{Name: "e", Kind: Fanout}, Queue{Name: "kept"}, Queue{Name: "q", Transient: true},
+		Binding{Exchange: "e", Queue: "kept"}, Binding{Exchange: "e", Queue: "q"}))
+	d, err := b.Get(ctx, "kept")
+	require.ErrorIs(t, err, ErrEmpty)
+	require.Nil(t, d)
+	_, err = b.Get(ctx, "q")
+	require.ErrorIs(t, err, ErrEmpty)
+	def, _ := b.topology.Load().queue("q")
+	require.NoError(t, b.placement.of(def.id).close(ErrQueueGone)) // the topology still has it, as it has for a moment
+	require.NoError(t, b.Publish(ctx, Message{Exchange: "e"}))
+	kept, _ := b.QueueStats("kept")
+	require.Equal(t, 1, kept.Ready)
+	_, err = b.Subscribe(ctx, "q", SubscribeOptions{})
+	require.ErrorIs(t, err, ErrNotFound)
+	_, err = b.Get(ctx, "q")
+	require.ErrorIs(t, err, ErrNotFound)
+	_, err = b.Purge(ctx, "q")
+	require.ErrorIs(t, err, ErrQueueGone)
+	require.NoError(t, b.Delete(ctx, Queue{Name: "q"}))
+	require.NoError(t, b.Close())
+}
+
+// A declare that finds a queue on its way out, since its last consumer has left, ends it and makes another.
+func TestDeclareEndsWhatWasLeft(t *testing.T) {
+	ctx := context.Background()
+	b, err := NewBroker(ctx, Options{})
+	require.NoError(t, err)
+	b.janitor.stop()
+	q := Queue{Name: "q", Transient: true, AutoDelete: true}
+	require.NoError(t, b.Declare(ctx, q))
+	was, _ := b.topology.Load().queue("q")
+	s, err := b.Subscribe(ctx, "q", SubscribeOptions{})
+	require.NoError(t, err)
+	_, err = s.shard.call(ctx, lazily, func(dst []byte, at instant) []byte {
+		return detach{queue: was.id, consumer: s.id}.appendTo(dst, at)
+	})
+	require.NoError(t, err)
+	require.NoError(t, b.Check(q), "nobody has told the catalogue")
+	_, err = b.Subscribe(ctx, "q", SubscribeOptions{})
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NoError(t, b.Declare(ctx, q))
+	is, _ := b.topology.Load().queue("q")
+	require.NotEqual(t, was.id, is.id)
+	_, err = b.Subscribe(ctx, "q", SubscribeOptions{})
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+}

@@ -42,6 +42,7 @@ var undrawn = map[string]string{
 	"ReplayOptions.Rate":      "it waits for a clock that nobody moves: semantics_replay_test.go",
 	"Queue.Expires":           "a lease has edges that the calls of the model would blur: lease_test.go, semantics_lifetime_test.go",
 	"Queue.AutoDelete":        "semantics_lifetime_test.go",
+	"Queue.Exclusive":         "the model has one broker: exclusive_test.go",
 	"Options.Dir":             "the model has an engine in memory",
 	"Options.Preallocate":     "without effect with an engine",
 	"Options.Logger":          "nothing to compare",

@@ -273,3 +273,49 @@ func TestBrokerDeadLetterAcrossGroups(t *testing.T) {
 		return ok && stats.Dying == 0 && stats.Ready == 0
 	})
 }
+
+// TestBrokerQueueExpires has the catalogue and a queue led by different nodes: the queue stays while it is used, over a change of its
+// leader, and goes from all nodes when it is not.
+func TestBrokerQueueExpires(t *testing.T) {
+	b := startBrokers(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	def := bourse.Queue{Name: "q", Expires: 2 * time.Second}
+	if err := b.leads(func(_ int, broker *bourse.Broker) error { return broker.Declare(ctx, def) }); err != nil {
+		t.Fatal(err)
+	}
+	known := func(want bool) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(b.all, func(broker *bourse.Broker) bool { return (broker.Check(def) == nil) != want })
+		}
+	}
+	until(t, "all nodes know the queue", known(true))
+	moves := func(shard, to uint64) {
+		var asked time.Time
+		until(t, fmt.Sprintf("node %d leads shard %d", to, shard), func() bool {
+			leader := b.nodes[0].Leader(shard)
+			if leader != 0 && leader != to && time.Since(asked) > 6*b.cfgs[0].RTT {
+				asked = time.Now()
+				_ = b.nodes[leader-1].MoveLeader(shard, to)
+			}
+			return leader == to
+		})
+	}
+	const queue = 3 // behind the catalogue and the parking queue
+	var s *bourse.Subscription
+	if err := b.leads(func(_ int, broker *bourse.Broker) (err error) {
+		s, err = broker.Subscribe(ctx, "q", bourse.SubscribeOptions{})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	end := time.Now().Add(2 * def.Expires)
+	until(t, "the time passes", func() bool { return time.Now().After(end) })
+	if !known(true)() {
+		t.Fatal("a queue with a consumer is gone")
+	}
+	moves(1, 1)
+	moves(queue, 2)
+	_ = s.Close() // its session may have moved away under it
+	until(t, "the queue is gone from all nodes", known(false))
+}
