@@ -30,6 +30,7 @@ func (c amend) appendTo(dst []byte, at instant) []byte {
 	dst = append(appendHeader(dst, cmdAmend, at), byte(c.what))
 	dst = wire.AppendUvarint(dst, uint64(c.queue))
 	dst = wire.AppendUvarint(dst, c.place.seq)
+	dst = wire.AppendUvarint(dst, c.place.first)
 	dst = append(dst, byte(c.place.state), c.place.level)
 	dst = wire.AppendVarint(dst, int64(c.place.at))
 	dst = wire.AppendUvarint(dst, uint64(uint32(c.place.slot)))
@@ -40,7 +41,7 @@ func (c amend) appendTo(dst []byte, at instant) []byte {
 func decodeAmend(r *wire.Reader) (c amend) {
 	c.what = amendment(r.Byte())
 	c.queue = queueID(r.Uvarint())
-	c.place.seq = r.Uvarint()
+	c.place.seq, c.place.first = r.Uvarint(), r.Uvarint()
 	c.place.state, c.place.level = State(r.Byte()), r.Byte()
 	c.place.at = instant(r.Varint())
 	slot := r.Uvarint()

@@ -11,7 +11,8 @@ import (
 )
 
 // Locator names one message of a queue. Browse gives it; one made of a name and a number alone works too, at the cost of a walk
-// over what is delayed and unacked there. It stays good when the message changes its state, and is never that of another message.
+// over what is delayed and unacked there, and over what has more attributes than most if Backoff.AtTail moves messages. It stays
+// good when the message changes its state, and is never that of another message.
 type Locator struct {
 	Queue string
 	Seq   uint64 // the message's number in the queue, by arrival; the first is 1, or 1<<62 + 1 among the transient
@@ -58,7 +59,7 @@ type BrowseOptions struct {
 const browsePage = 64
 
 // Browse iterates over the messages of queue and takes none. It gives those in StateReady first, by level from the highest
-// and in the order of arrival, then those in StateDelayed by ReadyAt, in StateUnacked in no particular order, and in
+// and in the order in which they go, then those in StateDelayed by ReadyAt, in StateUnacked in no particular order, and in
 // StateDying in the order of arrival; then those that are transient, in the same way. Messages that
 // arrive after the first are left out. The queue goes on meanwhile: Browse looks
 // at 64 messages at a time, whose bodies it then reads from the log one by one, and what it costs the queue does not depend on how
@@ -217,7 +218,7 @@ func (w *browsing) look() error {
 // read makes a Browsed of what was seen; nil if the message is gone.
 func (w *browsing) read(s *sight) (*Browsed, error) {
 	m := &Browsed{
-		Locator: Locator{Queue: w.queue.Name, Seq: s.entry.seq, id: w.queue.id, place: s.place},
+		Locator: Locator{Queue: w.queue.Name, Seq: s.place.number(), id: w.queue.id, place: s.place},
 		State:   s.place.state, Level: int(s.entry.level), EnqueuedAt: timeOf(s.entry.arrived), ExpiresAt: timeOf(s.expires),
 		Deliveries: int(s.entry.deliveries), Failures: int(s.entry.failures), ref: s.entry.ref, size: s.entry.size,
 	}
@@ -243,7 +244,7 @@ func (w *browsing) read(s *sight) (*Browsed, error) {
 	return m, fmt.Errorf("message %d: %w: %w", m.Seq, errUnreadable, err)
 }
 
-// see is the message p.seq of a queue as it is now.
+// see is the message of a queue that was at p, as it is now.
 func (s *shard) see(queue queueID, p place) (sight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

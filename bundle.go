@@ -112,7 +112,7 @@ func (m *machine) each(p *packed, yield func(*queue)) {
 // them. What it brings is visible, and lent, only when all of it is there.
 func (m *machine) bundle(ref Ref, x *bundle, out []effect) (res applied, _ []effect) {
 	var touched []*queue
-	var first []uint64 // seq of the first that the bundle brings to each of touched
+	var first []uint64 // number of the first that the bundle brings to each of touched
 	touch := func(q *queue) {
 		if !slices.Contains(touched, q) {
 			touched = append(touched, q)

@@ -67,12 +67,22 @@ func (q *queue) checkRate(now instant) {
 func (q *queue) checkExpiry(once map[uint64]bool, extras int) {
 	invariant.Check(len(q.lapsing) == 0, "queue 8: %d messages that must not wait do", len(q.lapsing))
 	invariant.Check(treeLen(q.extras) == extras, "queue 6: %d extras, %d messages have one", treeLen(q.extras), extras)
+	tailed := 0
 	if q.extras != nil {
 		q.extras.Ascend(func(x extra) bool {
 			invariant.Check(once[x.seq], "queue 6: an extra of message %d, which is gone", x.seq)
+			if x.first != 0 {
+				tailed++
+				invariant.Check(x.first < x.seq && !once[x.first], "queue 18: message %d has the number %d", x.seq, x.first)
+				once[x.first] = true
+				id, ok := q.ids.at(x.first)
+				invariant.Check(!ok || q.def.Dedup.OnDuplicate == IgnoreDuplicate || id.now == x.seq,
+					"queue 18: message %d is at %d for its id", x.seq, id.now)
+			}
 			return true
 		})
 	}
+	invariant.Check(tailed == q.tailed, "queue 18: %d messages have another number, counted %d", tailed, q.tailed)
 	listed := 0
 	list := func(e entry) bool {
 		if x := (expiring{q.expiry(e), e.seq, e.level}); x.at != 0 {
@@ -186,7 +196,7 @@ func (q *queue) check(updated bool) {
 	alive := make(map[uint64]bool)
 	fresh, freshBytes := int64(0), int64(0)
 	once := func(e entry, dead bool) {
-		alive[e.seq] = !dead
+		alive[q.number(e)] = !dead
 		if e.extra {
 			extras++
 		}
@@ -334,7 +344,7 @@ func (q *queue) checkIDs(alive map[uint64]bool) {
 	}
 	if d.OnDuplicate != IgnoreDuplicate && q.delayed != nil {
 		q.delayed.Ascend(func(m delayed) bool {
-			id, ok := q.ids.at(m.seq)
+			id, ok := q.ids.at(q.number(m.entry))
 			invariant.Check(!ok || id.rests == m.at, "queue 11: message %d is ready at %d, its id says %d", m.seq, m.at, id.rests)
 			return true
 		})

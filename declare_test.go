@@ -198,6 +198,7 @@ func TestDeclarationsRoundTrip(t *testing.T) {
 		Queue{Retry: Backoff{Min: 1, Max: 2, Factor: 9.99, Jitter: 1}, Dedup: Dedup{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs},
 			Inbox: InboxMemory{Window: MaxDedupWindow, MaxIDs: MaxDedupIDs}},
 		Queue{Dedup: Dedup{UntilDone: true, OnDuplicate: BumpWaiting}},
+		Queue{Retry: Backoff{AtTail: true}},
 		Queue{Rate: Rate{Deliveries: MaxRate, Per: MaxDelay, Burst: 3}},
 		Queue{Priorities: 2, Fairness: Fairness{LowerOneIn: 10, Aging: time.Minute}, BumpOnRedelivery: true, Expires: MaxDelay},
 		Queue{Transient: true, AutoDelete: true}, Queue{Transient: true, Exclusive: true},
@@ -265,6 +266,8 @@ func TestPreconditionNamesEveryField(t *testing.T) {
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, MaxMessages: 7, MaxBytes: 8, Overflow: Block}})
 	require.EqualError(t, err, `queue "q" exists with other settings: MaxMessages is 0, declared 7, MaxBytes is 0, declared 8, `+
 		`Overflow is RejectPublish, declared Block`)
+	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, Retry: Backoff{AtTail: true}}})
+	require.EqualError(t, err, `queue "q" exists with other settings: Retry.AtTail is false, declared true`)
 	_, _, err = top.declare([]Declaration{Queue{Name: "q", Priorities: 2, Rate: Rate{Deliveries: 3}}})
 	require.EqualError(t, err, `queue "q" exists with other settings: Rate.Deliveries is 0, declared 3, Rate.Per is 0s, declared 1s, `+
 		`Rate.Burst is 0, declared 3`)

@@ -194,9 +194,10 @@ type keyed struct {
 // remembered is an id in its place.
 type remembered struct {
 	key   idKey
-	seq   uint64  // in a Dedup that of its message
+	seq   uint64  // in a Dedup the number of its message
 	until instant // 0: until its message is done
 	rests instant // when its message is ready, if it is delayed and that matters
+	now   uint64  // the seq of its message, if that is another than its number and that matters
 }
 
 func byKey(a, b keyed) bool {
@@ -313,14 +314,18 @@ func (q *queue) repeated(ref Ref, size uint32, a *attributes, r wire.Reader, out
 
 // waiting is the message of id, if it is ready or delayed.
 func (q *queue) waiting(id remembered) (at place, e entry, ok bool) {
+	seq := id.seq
+	if id.now != 0 {
+		seq = id.now
+	}
 	if id.rests != 0 {
-		at = place{seq: id.seq, state: StateDelayed, at: id.rests}
+		at = place{seq: seq, state: StateDelayed, at: id.rests}
 		if e, ok = q.entryAt(at); ok {
 			return at, e, true
 		}
 	}
 	for l := q.ready.occupiedFrom(len(q.ready.lines) - 1); l >= 0; l = q.ready.occupiedFrom(l - 1) {
-		at = place{seq: id.seq, state: StateReady, level: uint8(l)}
+		at = place{seq: seq, state: StateReady, level: uint8(l)}
 		if e, ok = q.entryAt(at); ok {
 			return at, e, true
 		}
@@ -390,7 +395,7 @@ func (q *queue) rests(e *entry, at instant) {
 	if q.def.Dedup.OnDuplicate == IgnoreDuplicate {
 		return
 	}
-	if id, ok := q.ids.at(e.seq); ok {
+	if id, ok := q.ids.at(q.number(*e)); ok {
 		id.rests = at
 		q.ids.inOrder.ReplaceOrInsert(id)
 	}
@@ -399,7 +404,7 @@ func (q *queue) rests(e *entry, at instant) {
 // done says that a message has left the queue, or is dead.
 func (q *queue) done(e *entry) {
 	if q.def.Dedup.UntilDone {
-		q.ids.remove(e.seq)
+		q.ids.remove(q.number(*e))
 	}
 }
 
@@ -411,7 +416,7 @@ func (x *idIndex) view() *btree.BTreeG[remembered] {
 	return x.inOrder.Clone()
 }
 
-// appendTo encodes an id for a snapshot. When a message is ready is said there with the message.
+// appendTo encodes an id for a snapshot. When its message is ready, and what seq that has, is said there with the message.
 func (id remembered) appendTo(dst []byte) []byte {
 	dst = wire.AppendUvarint(id.key.appendTo(dst), id.seq)
 	return wire.AppendVarint(dst, int64(id.until))

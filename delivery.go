@@ -204,8 +204,8 @@ func (d *Delivery) outcome(op string, a settled) error {
 	return nil
 }
 
-// Nack says failed: the message is ready again after the pause of Queue.Retry, at its old place, or dead if that
-// was one failure more than Queue.MaxRetries.
+// Nack says failed: the message is ready again after the pause of Queue.Retry, at its old place or behind all others (see
+// Backoff.AtTail), or dead if that was one failure more than Queue.MaxRetries.
 func (d *Delivery) Nack() error { return d.settle("nack", verdictNack, -1, "", nil) }
 
 // NackAfter is Nack with a pause of its own, at most MaxDelay.

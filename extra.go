@@ -14,6 +14,7 @@ type extra struct {
 	ttl   time.Duration // Message.TTL: 0 for ever, or NoWait
 	start instant       // the TTL counts from here; 0: from the arrival
 	group string        // Message.GroupID
+	first uint64        // the seq that it arrived with, if Backoff.AtTail has given it another since; else 0
 }
 
 func bySeqExtra(a, b extra) bool { return a.seq < b.seq }
@@ -37,6 +38,8 @@ func (q *queue) setExtra(x extra) {
 // forget drops the extra of a message that leaves the queue.
 func (q *queue) forget(e entry) {
 	if e.extra {
-		q.extras.Delete(extra{seq: e.seq})
+		if x, _ := q.extras.Delete(extra{seq: e.seq}); x.first != 0 {
+			q.tailed--
+		}
 	}
 }

@@ -117,7 +117,7 @@ func (q *queue) bump(e *entry) {
 // LevelStats is the state of one level of a queue with priorities.
 type LevelStats struct {
 	Ready  int           // wait for a consumer
-	Oldest time.Duration // how long the oldest of them has waited since it arrived; 0 if there is none
+	Oldest time.Duration // how long the first of them has waited since it arrived; 0 if there is none
 }
 
 // levels is nil for a queue with one level.

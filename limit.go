@@ -231,13 +231,13 @@ func (m *machine) admit(q *queue, ref Ref, size uint32, a attributes, r wire.Rea
 	return kept, out
 }
 
-// evict makes room for the new messages, from seq first on, that wait here: before is how many did when they came. It ends when they
+// evict makes room for the new messages, from number first on, that wait here: before is how many did when they came. It ends when they
 // fit or none of them is left: what a consumer took at once needs no room. One message that does not fit even alone stays.
 func (q *queue) evict(before int64, first uint64, out []effect) []effect {
 	messages, bytes := q.length()
 	for left := messages - before; left > 0 && messages > 1 && q.def.exceeds(messages, bytes); messages, bytes = q.length() {
 		e := q.victim()
-		if e.seq >= first {
+		if q.number(e) >= first {
 			left--
 		}
 		q.count.Evicted++
@@ -246,12 +246,12 @@ func (q *queue) evict(before int64, first uint64, out []effect) []effect {
 	return out
 }
 
-// waitingFrom counts the messages that wait here, from seq first on. It goes over all that waits: what came due with a bundle, or
+// waitingFrom counts the messages that wait here, from number first on. It goes over all that waits: what came due with a bundle, or
 // went to a consumer whom its ack gave room, hides how many of the new ones are left.
 func (q *queue) waitingFrom(first uint64) int64 {
 	n := int64(0)
 	count := func(e entry) {
-		if e.seq >= first {
+		if q.number(e) >= first {
 			n++
 		}
 	}

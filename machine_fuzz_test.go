@@ -69,6 +69,7 @@ func (p *interpreter) declaration() Queue {
 		}[b%3],
 		Inbox: []InboxMemory{{}, {Window: time.Second, MaxIDs: 2}}[b/3%2],
 	}
+	def.Retry.AtTail = b%5 == 0
 	def.Rate = []Rate{{}, {}, {Deliveries: 1, Burst: 2}, {Deliveries: 3, Per: 7 * time.Second}}[limited/8%4]
 	if f := p.byte(); def.Priorities > 1 {
 		def.Fairness = Fairness{LowerOneIn: []int{0, 2, 5}[f%3], Aging: []time.Duration{0, time.Second, time.Minute}[f/3%3]}
@@ -386,7 +387,7 @@ func FuzzAnswerError(f *testing.F) {
 func FuzzCommandDecode(f *testing.F) {
 	f.Add(attach{1, 2, 3, -4}.appendTo(nil, 4))
 	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note", idKey{}}.appendTo(nil, 5))
-	f.Add(amend{1, place{2, 3, 4, StateDelayed, 5}, amendPriority, 6, 7}.appendTo(nil, 8))
+	f.Add(amend{1, place{2, 1, 3, 4, StateDelayed, 5}, amendPriority, 6, 7}.appendTo(nil, 8))
 	f.Add(appendDeclare(nil, 1, 0, topologyLimits{},
 		[]Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))
 	f.Fuzz(func(t *testing.T, in []byte) {

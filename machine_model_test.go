@@ -47,7 +47,7 @@ func TestMachineModel(t *testing.T) {
 			"messages cancelled": total.amended[amendCancel], "messages promoted": total.amended[amendPromote],
 			"priorities changed": total.amended[amendPriority], "messages edited": total.amended[amendEdit],
 			"messages replayed": total.amended[amendReplay], "messages replayed elsewhere": total.amended[amendReplayed],
-			"duplicates": total.duplicates, "held back": total.throttled,
+			"duplicates": total.duplicates, "held back": total.throttled, "at the tail": total.tailed,
 			"full": total.refusals[refusedFull], "too large": total.refusals[refusedLarge],
 			"waits": total.refusals[refusedWaits], "entered": total.entered, "evicted": total.evicted,
 		} {
@@ -66,7 +66,7 @@ type walkCount struct {
 	bundles, bundleAcks, bundlesRefused                        int
 	evicted, entered                                           int
 	amended                                                    [amendReplay + 1]int
-	fires, throttled, ended                                    int
+	fires, throttled, ended, tailed                            int
 	activations, successions                                   int
 	refusals                                                   [refusedWaits + 1]int
 }
@@ -89,6 +89,7 @@ func (c *walkCount) add(o walkCount) {
 	c.activations += o.activations
 	c.successions += o.successions
 	c.throttled += o.throttled
+	c.tailed += o.tailed
 	c.expired += o.expired
 	c.ended += o.ended
 	for i, n := range o.amended {
@@ -376,6 +377,7 @@ func (w *walker) stateOf(q *queue, p *plainQueue) {
 	if p.in(plainReady) > 0 && p.next() == nil {
 		w.count.held++
 	}
+	w.count.tailed += q.tailed
 	if p.refills() != 0 {
 		w.count.throttled++
 	}

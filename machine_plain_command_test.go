@@ -183,7 +183,7 @@ func (p *plainMachine) amend(c amend, ref Ref, size uint32, msg Message, targets
 }
 
 func (q *plainQueue) amend(p *plainMachine, c amend, ref Ref, size uint32, msg Message, targets []queueID, r *report) (uint64, int) {
-	m := q.message(c.place.seq)
+	m := q.numbered(c.place.number())
 	if m == nil {
 		return answerAbsent, 0
 	}

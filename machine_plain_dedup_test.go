@@ -27,7 +27,7 @@ func (q *plainQueue) repeats(ref Ref, size uint32, msg Message, r *report) (agai
 			continue
 		}
 		q.count.Duplicates++
-		m := q.message(k.seq)
+		m := q.numbered(k.seq)
 		if m == nil || m.state != plainReady && m.state != plainDelayed {
 			return true, false
 		}
@@ -50,7 +50,7 @@ func (q *plainQueue) forget() {
 		if !q.def.Dedup.UntilDone {
 			return k.until <= q.now
 		}
-		m := q.message(k.seq)
+		m := q.numbered(k.seq)
 		return m == nil || m.state == plainDying
 	})
 }

@@ -54,18 +54,18 @@ func (q *plainQueue) takeIn(ref Ref, size uint32, msg Message, died bool, r *rep
 	return kept
 }
 
-// makeRoom evicts for the messages from seq first on.
+// makeRoom evicts for the messages from number first on.
 func (q *plainQueue) makeRoom(first uint64, r *report) {
 	n, bytes := q.waits(nil)
 	left := 0
 	for _, m := range q.messages {
-		if m.seq >= first && (m.state == plainReady || m.state == plainDelayed) {
+		if m.number >= first && (m.state == plainReady || m.state == plainDelayed) {
 			left++
 		}
 	}
 	for q.drops() && first < q.nextSeq && left > 0 && n > 1 && !q.room(n, bytes) {
 		victim := q.first()
-		if victim.seq >= first {
+		if victim.number >= first {
 			left--
 		}
 		q.count.Evicted++

@@ -62,6 +62,7 @@ const (
 
 type plainMessage struct {
 	seq        uint64
+	number     uint64 // by arrival
 	ref        Ref
 	part       uint8
 	size       uint32
@@ -239,7 +240,7 @@ func (q *plainQueue) in(state plainState) int {
 
 func (q *plainQueue) enqueue(ref Ref, size uint32, msg Message) {
 	m := &plainMessage{
-		seq: q.nextSeq, ref: ref, part: q.part, size: size, arrived: q.now, level: int(msg.Priority),
+		seq: q.nextSeq, number: q.nextSeq, ref: ref, part: q.part, size: size, arrived: q.now, level: int(msg.Priority),
 		ttl: msg.TTL, since: q.now, group: msg.GroupID,
 	}
 	if !msg.DeliverAt.IsZero() {
@@ -343,6 +344,7 @@ func (q *plainQueue) due(r *report) {
 	slices.SortStableFunc(byTime, func(a, b *plainMessage) int { return cmp.Compare(a.at, b.at) })
 	for _, m := range byTime {
 		if m.state == plainDelayed && m.at <= q.now {
+			q.toTail(m)
 			q.ready(m)
 			if life, mortal := q.life(m); mortal && life == 0 && m.deliveries == 0 && m.since > m.arrived {
 				m.since = q.now

@@ -23,7 +23,7 @@ import (
 //
 //	queue q [priorities=N] [retries=N|none|forever] [retry=MIN[..MAX]|D,D,..] [factor=F] [jitter=J] [deadline=D] [discard] [dead=EXCHANGE]
 //	      [ttl=D|none] [groups=N|none] [lower-one-in=N] [aging=D] [bump] [max=N] [max-bytes=N] [overflow=drop|dead-letter|block] [single]
-//	      [rate=N] [per=D] [burst=N] [expires=D]
+//	      [rate=N] [per=D] [burst=N] [expires=D] [tail]
 //	update q [the same]               single: one active consumer
 //	exchange e | bind e q
 //	delete q [if-unused] [if-empty] | delete-exchange e [if-unused]
@@ -384,7 +384,7 @@ func (s *script) definition(a *scriptArgs) Queue {
 			def.Retry.Max = s.duration(highest)
 		}
 	}
-	def.Retry.Factor, def.Retry.Jitter = a.share("factor"), a.share("jitter")
+	def.Retry.Factor, def.Retry.Jitter, def.Retry.AtTail = a.share("factor"), a.share("jitter"), a.has("tail")
 	def.TTL = a.ttl()
 	def.DeadLetter = DeadLetter{Exchange: a.value["dead"], Discard: a.has("discard")}
 	def.Dedup = Dedup{Window: a.duration("dedup", 0), UntilDone: a.has("until-done"), MaxIDs: a.number("max-ids", 0)}
@@ -455,6 +455,9 @@ func (s *script) amend(a *scriptArgs) {
 	id := s.queue(a.word(2))
 	e := s.entry(a.word(1), id)
 	c := amend{queue: id, place: place{seq: e.seq}, ref: e.ref}
+	if q := s.m.queues[id]; q != nil {
+		c.place.seq = q.number(e)
+	}
 	for ref, name := range s.messages {
 		if name == a.value["read"] {
 			c.ref = ref

@@ -363,17 +363,18 @@ func (w *walker) purge() {
 func (w *walker) amend() {
 	q := w.queue()
 	c := amend{queue: q.id, what: amendment(1 + w.rng.IntN(int(amendReplay))), priority: w.priority()}
-	m := &plainMessage{seq: uint64(w.rng.IntN(int(q.nextSeq) + 1))}
+	m := &plainMessage{number: uint64(w.rng.IntN(int(q.nextSeq) + 1))}
+	m.seq = m.number
 	if n := len(q.messages); n > 0 && !w.one(10) {
 		m = q.messages[w.rng.IntN(n)]
 	}
-	c.place, c.ref = place{seq: m.seq}, m.ref
+	c.place, c.ref = place{seq: m.number}, m.ref
 	switch w.rng.IntN(3) {
 	case 0:
 		c.place = w.placeOf(m)
 	case 1:
 		c.place = w.placeOf(&plainMessage{
-			seq: m.seq, at: m.at, slot: m.slot, level: w.rng.IntN(256), state: plainState(w.rng.IntN(4)),
+			seq: m.seq, number: m.number, at: m.at, slot: m.slot, level: w.rng.IntN(256), state: plainState(w.rng.IntN(4)),
 		})
 	}
 	if w.one(20) {
@@ -404,6 +405,9 @@ func (w *walker) amend() {
 // placeOf is where the machine should have m.
 func (w *walker) placeOf(m *plainMessage) place {
 	p := place{seq: m.seq}
+	if m.number != m.seq {
+		p.first = m.number
+	}
 	switch m.state {
 	case plainReady:
 		p.state, p.level = StateReady, uint8(m.level)
@@ -449,7 +453,7 @@ func (w *walker) look() {
 			if !ok || at != seen[i].place || e != seen[i].entry {
 				w.t.Fatalf("%+v is at %+v", seen[i], at)
 			}
-			if at, _, ok := q.locate(place{seq: e.seq}); !ok || at != seen[i].place {
+			if at, _, ok := q.locate(place{seq: at.number()}); !ok || at != seen[i].place {
 				w.t.Fatalf("%+v is found at %+v", seen[i], at)
 			}
 			got = append(got, at)
@@ -537,6 +541,7 @@ func (w *walker) settings(def *Queue) {
 		{Min: 300 * time.Millisecond, Max: 9 * time.Second, Factor: 3.25, Jitter: 0.3},
 		{Pauses: []time.Duration{0, 700 * time.Millisecond, 3 * time.Second}, Jitter: []float64{0, 1}[w.rng.IntN(2)]},
 	}[w.rng.IntN(6)]
+	def.Retry.AtTail = w.one(3)
 	def.TTL = []time.Duration{0, 0, 0, 0, 5 * time.Second, 800 * time.Millisecond, NoWait}[w.rng.IntN(7)]
 	if w.one(2) {
 		def.Dedup = Dedup{

@@ -22,7 +22,7 @@ type refSeen struct {
 	loan  *refLoan
 }
 
-// browse is all messages of q in the order of Browse; the unacked are by seq.
+// browse is all messages of q in the order of Browse; the unacked are by number.
 func (q *refQueue) browse() (all []refSeen) {
 	for _, e := range q.ready {
 		all = append(all, refSeen{e, bourse.StateReady, nil})
@@ -41,6 +41,9 @@ func (q *refQueue) browse() (all []refSeen) {
 		if order == 0 && a.state == bourse.StateDelayed {
 			order = a.readyAt.Compare(b.readyAt)
 		}
+		if order == 0 && a.state == bourse.StateUnacked {
+			order = cmp.Compare(a.number, b.number)
+		}
 		return cmp.Or(order, cmp.Compare(a.seq, b.seq))
 	})
 	return all
@@ -48,7 +51,7 @@ func (q *refQueue) browse() (all []refSeen) {
 
 func (q *refQueue) find(seq uint64) *refSeen {
 	for _, s := range q.browse() {
-		if s.seq == seq {
+		if s.number == seq {
 			return &s
 		}
 	}
@@ -152,7 +155,7 @@ func (s *sequence) find(q *refQueue) {
 	require.NoError(s.t, err)
 	require.Equal(s.t, id, got.ID)
 	require.Equal(s.t, all[i].state, got.State)
-	require.True(s.t, got.Seq == all[i].seq || all[i].loan != nil)
+	require.True(s.t, got.Seq == all[i].number || all[i].loan != nil)
 }
 
 // amend draws a message, in whatever state it is or gone, and something to do with it.
@@ -174,7 +177,7 @@ func (s *sequence) amend() {
 	}
 	what := rapid.IntRange(0, 4).Draw(s.t, "what")
 	if what == 1 && len(q.delayed) > 0 {
-		l = bourse.Locator{Queue: name, Seq: q.delayed[rapid.IntRange(0, len(q.delayed)-1).Draw(s.t, "delayed")].seq}
+		l = bourse.Locator{Queue: name, Seq: q.delayed[rapid.IntRange(0, len(q.delayed)-1).Draw(s.t, "delayed")].number}
 	}
 	switch what {
 	case 0:
@@ -241,7 +244,7 @@ func (s *sequence) browse(q *refQueue) []*bourse.Browsed {
 		if e.loan != nil {
 			m.Deadline, m.Tag = e.loan.deadline, e.loan.tag
 		}
-		want = append(want, fmt.Sprintf("%v %d %.9s at %d from %v until %v %v tag %d: %d %d %s/%s %s", e.state, e.seq, e.m.Body, e.level,
+		want = append(want, fmt.Sprintf("%v %d %.9s at %d from %v until %v %v tag %d: %d %d %s/%s %s", e.state, e.number, e.m.Body, e.level,
 			e.arrived.UnixNano(), m.ReadyAt.UnixNano(), m.Deadline.UnixNano(), m.Tag, e.deliveries, e.failures, e.m.Exchange,
 			e.m.RoutingKey, e.m.history()))
 	}

@@ -104,7 +104,8 @@ func (r *reference) put(m *refMessage, q *refQueue) {
 	}
 	q.seq++
 	q.count.Enqueued++
-	e := &refEntry{m: m, seq: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: now, group: m.GroupID, ttl: m.TTL, start: now}
+	e := &refEntry{m: m, seq: q.seq, number: q.seq, level: min(int(m.Priority), q.Priorities-1), arrived: now, group: m.GroupID,
+		ttl: m.TTL, start: now}
 	if m.DeliverAt.After(now) {
 		e.start, e.readyAt = m.DeliverAt, m.DeliverAt
 		q.delayed = append(q.delayed, e)

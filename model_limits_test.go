@@ -157,7 +157,7 @@ func (r *reference) evict(q *refQueue, from uint64) {
 	}
 	for {
 		n, bytes := q.length()
-		isNew := func(e *refEntry) bool { return e.seq >= from }
+		isNew := func(e *refEntry) bool { return e.number >= from }
 		if n < 2 || !q.exceeds(n, bytes) || !slices.ContainsFunc(q.ready, isNew) && !slices.ContainsFunc(q.delayed, isNew) {
 			return
 		}

@@ -66,7 +66,8 @@ func (m *refMessage) history() (short string) {
 // refEntry is a message in a queue.
 type refEntry struct {
 	m                    *refMessage
-	seq, listed          uint64
+	seq, number          uint64 // where it stands, and the one that it came with
+	listed               uint64
 	level                int
 	arrived, readyAt     time.Time
 	deliveries, failures int
@@ -581,10 +582,19 @@ func (r *reference) expire(q *refQueue, now time.Time) {
 		return cmp.Or(a.readyAt.Compare(b.readyAt), cmp.Compare(a.seq, b.seq))
 	}) {
 		if !e.readyAt.After(now) {
+			q.toTail(e)
 			q.awake(e, now)
 		}
 	}
 	r.dispatch(q)
+}
+
+// toTail gives e, which was failed or released and has rested, the last place, unless it has a group.
+func (q *refQueue) toTail(e *refEntry) {
+	if q.Retry.AtTail && e.deliveries > 0 && e.group == "" {
+		q.seq++
+		e.seq = q.seq
+	}
 }
 
 // reopen starts a new session: the consumers are gone, in good order or lost.
@@ -620,11 +630,12 @@ func (q *refQueue) stats(now time.Time) bourse.QueueStats {
 	if q.Priorities > 1 {
 		s.Levels = make([]bourse.LevelStats, q.Priorities)
 	}
+	slices.SortFunc(q.ready, func(a, b *refEntry) int { return cmp.Compare(b.seq, a.seq) })
 	for _, e := range q.ready {
 		if s.Levels != nil {
 			l := &s.Levels[e.level]
 			l.Ready++
-			l.Oldest = max(l.Oldest, now.Sub(e.arrived))
+			l.Oldest = now.Sub(e.arrived) // the first of them is the last here
 		}
 	}
 	s.Length, s.MaxMessages, s.MaxBytes = int64(s.Ready+s.Delayed), q.MaxMessages, q.MaxBytes

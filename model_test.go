@@ -136,6 +136,7 @@ func (s *sequence) queue(name string) bourse.Queue {
 		Transient:   name == "memory",
 	}
 	q.SingleActiveConsumer = rapid.IntRange(0, 3).Draw(s.t, "single active consumer") == 0
+	q.Retry.AtTail = one(s.t, "at the tail", []bool{false, false, true})
 	q.GroupConcurrency = one(s.t, "group concurrency", []int{0, 0, 2, bourse.NoLimit})
 	q.Dedup = one(s.t, "dedup", []bourse.Dedup{
 		{}, {}, {Window: 20 * time.Second}, {Window: time.Minute, OnDuplicate: bourse.ReplaceWaiting, MaxIDs: 2}, {UntilDone: true},

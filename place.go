@@ -29,41 +29,63 @@ func (s State) String() string {
 // place is where a message stands in its queue. As long as it stands there it is found without a search.
 type place struct {
 	seq   uint64
+	first uint64  // its number, if that is another; 0 otherwise
 	at    instant // delayed: until when
 	slot  slotID  // unacked
 	state State   // 0: not known
 	level uint8   // ready
 }
 
-// locate finds the message p.seq: at p, or wherever it has gone to. Away from p that costs a walk over all that is on loan and
-// all that is delayed.
+// number is that of the message which was at p.
+func (p place) number() uint64 {
+	if p.first != 0 {
+		return p.first
+	}
+	return p.seq
+}
+
+// locate finds the message with the number of p: at p, or wherever it has gone to. Away from p that costs a walk over all that is on
+// loan and all that is delayed, and over the extras if messages have gone to the tail.
 func (q *queue) locate(p place) (place, entry, bool) {
-	if e, ok := q.entryAt(p); ok {
+	number := p.number()
+	if e, ok := q.entryAt(p); ok && q.number(e) == number {
 		return p, e, true
 	}
+	p, e, ok := q.search(q.seqOf(number))
+	if !ok || q.number(e) != number {
+		return place{}, entry{}, false
+	}
+	if p.seq != number {
+		p.first = number
+	}
+	return p, e, true
+}
+
+// search finds a message by its seq alone.
+func (q *queue) search(seq uint64) (place, entry, bool) {
 	for l := q.ready.occupiedFrom(len(q.ready.lines) - 1); l >= 0; l = q.ready.occupiedFrom(l - 1) {
-		if e, ok := q.ready.find(uint8(l), p.seq); ok {
-			return place{seq: p.seq, state: StateReady, level: uint8(l)}, e, true
+		if e, ok := q.ready.find(uint8(l), seq); ok {
+			return place{seq: seq, state: StateReady, level: uint8(l)}, e, true
 		}
 	}
-	if e, ok := q.entryAt(place{seq: p.seq, state: StateDying}); ok {
-		return place{seq: p.seq, state: StateDying}, e, true
+	if e, ok := q.entryAt(place{seq: seq, state: StateDying}); ok {
+		return place{seq: seq, state: StateDying}, e, true
 	}
 	for s := range q.ledger.slots {
-		if ln := &q.ledger.slots[s]; ln.holder != nil && ln.seq == p.seq {
-			return place{seq: p.seq, state: StateUnacked, slot: slotID(s)}, ln.entry, true
+		if ln := &q.ledger.slots[s]; ln.holder != nil && ln.seq == seq {
+			return place{seq: seq, state: StateUnacked, slot: slotID(s)}, ln.entry, true
 		}
 	}
 	var found delayed
 	if q.delayed != nil {
 		q.delayed.Ascend(func(d delayed) bool {
-			if d.seq == p.seq {
+			if d.seq == seq {
 				found = d
 			}
 			return found.seq == 0
 		})
 	}
-	return place{seq: p.seq, state: StateDelayed, at: found.at}, found.entry, found.seq != 0
+	return place{seq: seq, state: StateDelayed, at: found.at}, found.entry, found.seq != 0
 }
 
 // entryAt is the message that stands at p, if it does.
@@ -118,7 +140,19 @@ const lookSlots = 4096
 // its message is gone. The cost is that of finding the place, whatever the queue holds. At the end, the state of the place
 // is beyond StateDying.
 func (q *queue) look(after place, states uint8, limit int, out []sight) ([]sight, place) {
-	enough := len(out) + limit
+	had := len(out)
+	out, after = q.lookBehind(after, states, had+limit, out)
+	if q.tailed > 0 {
+		for i := range out[had:] {
+			if s := &out[had+i]; q.number(s.entry) != s.entry.seq {
+				s.place.first = q.number(s.entry)
+			}
+		}
+	}
+	return out, after
+}
+
+func (q *queue) lookBehind(after place, states uint8, enough int, out []sight) ([]sight, place) {
 	for ; after.state <= StateDying; after = firstPlace(after.state + 1) {
 		if states&(1<<after.state) == 0 {
 			continue

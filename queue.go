@@ -37,6 +37,7 @@ type instant int64
 //  15. The rate holds back for at most the time of one delivery; without one the bucket is the zero value.
 //  16. A queue has a lease if it expires, but for one with a shard of its own before its first session.
 //  17. Only a queue with a shard of its own is ending, and has no consumers then but those of Get.
+//  18. No message has the number of another or its seq, and a number that is not the seq is lower; tailed counts those.
 type queue struct {
 	def     queueDef
 	now     instant
@@ -49,6 +50,7 @@ type queue struct {
 	delayed  *btree.BTreeG[delayed]  // nil until a message waits for a time
 	dying    *btree.BTreeG[dying]    // nil until a message dies
 	extras   *btree.BTreeG[extra]    // nil until a message has one
+	tailed   int                     // of extras, how many have a first
 	expiring *btree.BTreeG[expiring] // of the ready; nil until one must be listed
 	groups   *groups                 // nil until a message has a group
 	lapsing  []expiring              // came with this command and must not wait; empty between commands
@@ -425,7 +427,7 @@ func (q *queue) expire(out []effect) []effect {
 		}
 		q.delayed.DeleteMin()
 		q.delayedBytes -= int64(d.size)
-		q.rested(d.entry)
+		q.rested(q.toTail(d.entry))
 	}
 	q.expireIDs()
 	return q.expireReady(out)

@@ -247,6 +247,7 @@ func (q *queue) redefineDedup(had *Dedup) {
 			return true
 		})
 	}
+	q.nameAll()
 }
 
 // redefineInbox is redefineDedup for the inbox.

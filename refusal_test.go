@@ -341,6 +341,7 @@ func TestRefusals(t *testing.T) {
 	redeclare("Retry.Factor", func(d *bourse.Queue) { d.Retry.Factor = 1.5 })
 	redeclare("Retry.Jitter", func(d *bourse.Queue) { d.Retry.Jitter = 0.1 })
 	redeclare("Retry.Pauses", func(d *bourse.Queue) { d.Retry = bourse.Backoff{Pauses: []time.Duration{1, 2}} })
+	redeclare("Retry.AtTail", func(d *bourse.Queue) { d.Retry.AtTail = true })
 	redeclare("TTL", func(d *bourse.Queue) { d.TTL = time.Minute })
 	redeclare("GroupConcurrency", func(d *bourse.Queue) { d.GroupConcurrency = 2 })
 	redeclare("SingleActiveConsumer", func(d *bourse.Queue) { d.SingleActiveConsumer = true })

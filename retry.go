@@ -34,6 +34,11 @@ type Backoff struct {
 	// back together. How much a pause varies follows from the queue, the message and the number of failures, so it is the
 	// same on every replica and after a restart.
 	Jitter float64
+	// AtTail lets a message whose pause is over join the end of its level, instead of its place by arrival: after Nack, NackAfter,
+	// RetryAfter, a missed deadline, or Release with a time. What comes back without a pause goes to its old place as ever; a
+	// nanosecond is a pause. A message with a GroupID keeps its place, since its group goes in order. Arrival, TTL, counts and
+	// the number in its Locator stay. Default: its place by arrival, so it goes before what came later.
+	AtTail bool
 }
 
 func (b Backoff) validate() *InvalidError {
@@ -95,6 +100,7 @@ func (b Backoff) compare(have Backoff, f *fieldDiffs) {
 	f.add("Retry.Factor", shareText(have.Factor), shareText(b.Factor))
 	f.add("Retry.Pauses", pausesText(have.Pauses), pausesText(b.Pauses))
 	f.add("Retry.Jitter", shareText(have.Jitter), shareText(b.Jitter))
+	f.add("Retry.AtTail", strconv.FormatBool(have.AtTail), strconv.FormatBool(b.AtTail))
 }
 
 func shareText(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
@@ -110,7 +116,7 @@ func (b Backoff) appendTo(dst []byte) []byte {
 	for _, d := range b.Pauses {
 		dst = wire.AppendVarint(dst, int64(d))
 	}
-	return dst
+	return wire.AppendBool(dst, b.AtTail)
 }
 
 func decodeBackoff(r *wire.Reader) Backoff {
@@ -128,6 +134,7 @@ func decodeBackoff(r *wire.Reader) Backoff {
 	for range n {
 		b.Pauses = append(b.Pauses, time.Duration(r.Varint()))
 	}
+	b.AtTail = r.Bool()
 	return b
 }
 

@@ -45,9 +45,10 @@ func (l Locator) describe(op string, err error) error {
 
 // at is where to look for the message first.
 func (l Locator) at() place {
-	p := l.place
-	p.seq = l.Seq
-	return p
+	if l.place.number() != l.Seq {
+		return place{seq: l.Seq}
+	}
+	return l.place
 }
 
 // amend proposes c for the message of l and waits for the outcome.

@@ -22,7 +22,7 @@ import (
 //	agenda    see agenda.appendTo; not for roleQueue
 //	queues    for each by ascending id:
 //	          nextSeq, counters, turn, valve, turns of publishers that wait, lease,
-//	          extras    count, then by seq: seq, ttl, start, group
+//	          extras    count, then by seq: seq, ttl, start, group, first
 //	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
 //	          inbox     likewise
@@ -197,7 +197,7 @@ func (v *view) write(emit func(piece []byte) error) error {
 				buf = wire.AppendUvarint(buf, x.seq)
 				buf = wire.AppendVarint(buf, int64(x.ttl))
 				buf = wire.AppendVarint(buf, int64(x.start))
-				buf = wire.AppendString(buf, x.group)
+				buf = wire.AppendUvarint(wire.AppendString(buf, x.group), x.first)
 				return room()
 			})
 		}
@@ -353,10 +353,11 @@ func (q *queue) decode(r *wire.Reader, own bool, keep func(Ref)) {
 	q.decodeExtras(r)
 	seated := q.decodeGroups(r)
 	q.decodeIDs(r)
+	q.nameAll()
 	extras, ids := 0, 0
 	take := func() entry {
 		e := decodeEntry(r, q.def.Priorities)
-		if q.def.Dedup.UntilDone && q.ids.has(e.seq) {
+		if q.def.Dedup.UntilDone && q.ids.has(q.number(e)) {
 			ids++
 		}
 		if e.extra {
@@ -401,7 +402,7 @@ func (q *queue) decode(r *wire.Reader, own bool, keep func(Ref)) {
 		for i := range n {
 			d := dying{entry: take(), at: instant(r.Varint()), reason: deathReason(r.Byte()), note: r.String()}
 			if i > 0 && !bySeqDying(last, d) || d.reason < deadRejected || d.reason > deadLast ||
-				q.def.Dedup.UntilDone && q.ids.has(d.seq) {
+				q.def.Dedup.UntilDone && q.ids.has(q.number(d.entry)) {
 				r.Fail()
 				return
 			}
@@ -441,7 +442,7 @@ func (q *queue) decode(r *wire.Reader, own bool, keep func(Ref)) {
 func (q *queue) decodeExtras(r *wire.Reader) {
 	last := uint64(0)
 	names := map[string]string{} // so that the messages of a group share its name
-	for range r.Count(4) {
+	for range r.Count(5) {
 		x := extra{seq: r.Uvarint(), ttl: time.Duration(r.Varint()), start: instant(r.Varint())}
 		if name := r.Bytes(); len(name) > 0 {
 			if _, ok := names[string(name)]; !ok {
@@ -449,7 +450,11 @@ func (q *queue) decodeExtras(r *wire.Reader) {
 			}
 			x.group = names[string(name)]
 		}
-		if len(x.group) > MaxNameBytes || x.seq <= last || x.ttl < NoWait || x.ttl > MaxDelay || x == (extra{seq: x.seq}) {
+		if x.first = r.Uvarint(); x.first != 0 {
+			q.tailed++
+		}
+		if len(x.group) > MaxNameBytes || x.seq <= last || x.first >= x.seq || x.ttl < NoWait || x.ttl > MaxDelay ||
+			x == (extra{seq: x.seq}) {
 			r.Fail()
 			return
 		}

@@ -48,6 +48,7 @@ var pureFiles = []string{
 	"activation.go",
 	"rate.go",
 	"retry.go",
+	"tail.go",
 	"dedup.go",
 	"group.go",
 	"schedule.go",
