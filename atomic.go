@@ -20,12 +20,11 @@ const _ = uint(maxParts - MaxAtomicMessages) // what entry.part can number
 // PublishAtomic publishes all of ms or none, in one commit: they are durable together, are visible to consumers together, and
 // after any crash all are there or none is. Within each queue they are in the order of ms. Where PublishBatch has an outcome for
 // each message, this has one for all. An *AtomicError says which message was refused, and matches why: an *InvalidError,
-// ErrUnroutable, ErrNoExchange, or ErrQueueFull, also where Queue.Overflow is Block, since a bundle does not wait. Other refusals
-// are of all together: an *InvalidError if they exceed MaxAtomicMessages or MaxAtomicBytes;
-// ErrNotAtomic if their queues are in several logs: with an engine that gives each its own, or if some are transient; and those of
-// Publish. A message that is
-// not mandatory and not routed is dropped and counted, as by Publish. ErrUnknownOutcome says that all may be stored, or none:
-// retry with the same Message.IDs.
+// ErrUnroutable, ErrNoExchange, or ErrQueueFull. The latter also where Queue.Overflow is Block: a bundle does not wait, and takes
+// what room there is, also before publishes that do. Other refusals are of all together: an *InvalidError if they exceed
+// MaxAtomicMessages or MaxAtomicBytes; ErrNotAtomic if their queues are in several logs: with an engine that gives each its own, or
+// if some are transient; and those of Publish. A message that is not mandatory and not routed is dropped and counted, as by
+// Publish. ErrUnknownOutcome says that all may be stored, or none: retry with the same Message.IDs.
 func (b *Broker) PublishAtomic(ctx context.Context, ms []Message) error {
 	err := b.publishAtomic(ctx, ms, nil)
 	if err != nil {

@@ -31,7 +31,7 @@ func (b *Broker) get(ctx context.Context, queue string) (*Delivery, error) {
 		return b.getFrom(ctx, def, shard)
 	}
 	first, second := shard, annex
-	if annex.foremost(def.id).before(shard.foremost(def.id)) {
+	if def.Expires == 0 && annex.foremost(def.id).before(shard.foremost(def.id)) { // a Get is a use of the queue
 		first, second = annex, shard
 	}
 	d, err := b.getFrom(ctx, def, first)

@@ -292,11 +292,10 @@ func (m *machine) bundleRefused(x *bundle, out []effect) ([]refusal, []effect) {
 			}
 			s.messages, s.bytes = s.messages+1, s.bytes+int64(p.size)
 			messages, bytes := q.length()
-			waits := q.def.Overflow == Block && q.turns.over < q.turns.given
 			switch {
 			case q.tooLarge(p.size):
 				refused = append(refused, refusal{queue: q.def.id, why: refusedLarge, size: p.size, turn: uint64(i)})
-			case !q.def.evicts() && (waits || q.def.exceeds(messages+s.messages, bytes+s.bytes)):
+			case !q.def.evicts() && q.def.exceeds(messages+s.messages, bytes+s.bytes):
 				refused = append(refused, refusal{queue: q.def.id, why: refusedFull, size: p.size, turn: uint64(i)})
 			}
 			if len(refused) > 0 {

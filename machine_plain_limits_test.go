@@ -247,7 +247,7 @@ func (p *plainMachine) bundleRefused(ack *settle, parts []plainPart, r *report) 
 			case !q.room(1, int64(part.size)):
 				no.why = refusedLarge
 			case q.drops():
-			case q.def.Overflow == Block && len(q.waiting) > 0 || !q.room(n+more[id], bytes+moreBytes[id]):
+			case !q.room(n+more[id], bytes+moreBytes[id]):
 				no.why = refusedFull
 			}
 			if no.why != 0 {

@@ -203,7 +203,7 @@ func (r *reference) refusesBundle(ms []bourse.Message, routes [][]*refQueue, ack
 			case q.tooLarge(m):
 				err = bourse.ErrInvalid
 			case q.evicts():
-			case q.Overflow == bourse.Block && q.over < q.given || q.exceeds(n+more[q], bytes+moreBytes[q]):
+			case q.exceeds(n+more[q], bytes+moreBytes[q]):
 				err = bourse.ErrQueueFull
 			}
 			if err != nil {

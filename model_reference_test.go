@@ -657,5 +657,5 @@ func (r *reference) stats() (all []bourse.QueueStats) {
 }
 
 func (r *reference) lends() bool {
-	return slices.ContainsFunc(r.queues, func(q *refQueue) bool { return len(q.loans)+len(q.attached) > 0 })
+	return slices.ContainsFunc(r.queues, func(q *refQueue) bool { return len(q.loans) > 0 })
 }

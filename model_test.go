@@ -555,8 +555,7 @@ func (s *sequence) crash() {
 }
 
 func (s *sequence) reopened(lost bool) {
-	// Time passes only if there were no consumers: what comes first, the tick of what came due, which still goes to them, or the new
-	// session, which ends them, is open.
+	// Time passes only if there were no loans: who finds first that one is over, its deadline or the new session, is open.
 	if down := one(s.t, "down", []time.Duration{0, 0, time.Minute, 50 * time.Minute, 9 * time.Hour}); !s.ref.lends() {
 		s.clock.step(s.clock.Now().Add(down))
 	}

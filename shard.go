@@ -196,10 +196,9 @@ func (s *shard) Lead(leading bool) {
 	}
 }
 
-// leadLocked does what the state orders anew, and opens a session, in which consumers can attach.
+// leadLocked opens a session, in which consumers can attach, and then does what the state orders anew. Not before: what comes due
+// would be lent to consumers of the session before, which nobody is any more, and fail with them.
 func (s *shard) leadLocked() {
-	s.out = s.m.lead(s.out[:0])
-	s.run(nil, s.out)
 	s.turns++
 	turn := s.turns
 	s.starts.Go(func() { // ends with the answer, which Log.Close brings at the latest
@@ -211,6 +210,10 @@ func (s *shard) leadLocked() {
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if turn == s.turns && s.leading && !s.over {
+			s.out = s.m.lead(s.out[:0])
+			s.run(nil, s.out)
+		}
 		if err != nil {
 			if turn == s.turns { // else another open is on its way, or has come
 				s.serveLocked(err)
