@@ -128,7 +128,8 @@ func (s *sequence) queue(name string) bourse.Queue {
 		Name: name, Priorities: one(s.t, "priorities", []int{0, 3, 256}),
 		MaxRetries: one(s.t, "retries", []int{0, bourse.NoRetry, bourse.NoLimit, 1, 2}),
 		Retry: one(s.t, "retry", []bourse.Backoff{
-			{}, {Min: time.Second}, {Min: time.Second, AtTail: true}, {Min: time.Second, Max: 3 * time.Second}, {Min: time.Second, Max: 20 * time.Second, Factor: 4},
+			{}, {Min: time.Second}, {Min: time.Second, AtTail: true},
+			{Min: time.Second, Max: 3 * time.Second}, {Min: time.Second, Max: 20 * time.Second, Factor: 4},
 			{Pauses: []time.Duration{time.Second, 0, 7 * time.Second}},
 		}),
 		AckDeadline: one(s.t, "deadline", []time.Duration{0, 5 * time.Second, time.Minute}),
