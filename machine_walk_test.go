@@ -383,6 +383,9 @@ func (w *walker) amend() {
 	if w.one(20) {
 		c.ref++
 	}
+	if w.one(20) { // it is another message's number, or nobody's
+		c.place.first = uint64(w.rng.IntN(int(q.nextSeq) + 1))
+	}
 	at, targets, msg := w.at(), []queueID(nil), Message{}
 	cmd := c.appendTo(nil, at)
 	if c.what.hasMessage() {

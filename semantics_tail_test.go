@@ -239,6 +239,17 @@ func TestSemanticsTailWithIDs(t *testing.T) {
 	}
 }
 
+// An update that makes duplicates replace what waits finds what has gone to the tail before.
+func TestSemanticsTailBeforeAnUpdate(t *testing.T) {
+	ignoring := func(q *bourse.Queue) { q.Dedup = bourse.Dedup{Window: time.Hour} }
+	b, _ := tailed(t, newHandClock(), ignoring)
+	require.NoError(t, b.Update(ctx, tailQueue(func(q *bourse.Queue) {
+		q.Dedup = bourse.Dedup{Window: time.Hour, OnDuplicate: bourse.ReplaceWaiting}
+	})))
+	require.NoError(t, b.Publish(ctx, bourse.Message{RoutingKey: "q", ID: "x", Body: []byte("new")}))
+	require.Equal(t, []string{"b", "c", "new"}, drain(t, b, "q"))
+}
+
 func bitOf(b bool) int {
 	if b {
 		return 1
