@@ -264,6 +264,8 @@ type DeleteOnly struct {
 // Delete undoes declarations, all or none, and returns when that is durable; what is absent is no error. Only
 // names count, and for a Binding all its fields. A queue goes with its messages, which are not dead-lettered, its
 // bindings and its subscriptions, which end with ErrQueueGone; an exchange goes with its bindings.
+//
+// To dead-letter what waits first, Update the queue to a TTL of a nanosecond, and then use DeleteIf with IfEmpty until it is.
 func (b *Broker) Delete(ctx context.Context, ds ...Declaration) error {
 	return b.DeleteIf(ctx, DeleteOnly{}, ds...)
 }

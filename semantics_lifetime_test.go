@@ -481,3 +481,28 @@ func TestSemanticsAutoDeletePublish(t *testing.T) {
 	both.Wait()
 	require.Equal(t, n, stats(t, b, "kept").Ready)
 }
+
+// A queue whose messages must not be lost with it: they expire first, in one step, and then it goes when it is empty.
+func TestSemanticsDeleteDeadLetters(t *testing.T) {
+	clock, fs := newHandClock(), new(storage.MemFS)
+	b := open(t, bourse.Options{Clock: clock, Engine: onFS(t, fs)}, bourse.Queue{Name: "dead"},
+		bourse.Exchange{Name: "dlx", Kind: bourse.Fanout}, bourse.Binding{Exchange: "dlx", Queue: "dead"})
+	def := bourse.Queue{Name: "q", Priorities: 2, DeadLetter: bourse.DeadLetter{Exchange: "dlx"}}
+	require.NoError(t, b.Declare(ctx, def))
+	send(t, b, "q", "held", "a", "b")
+	sendWith(t, b, "q", "memory", bourse.Message{Transient: true})
+	d, err := b.Get(ctx, "q")
+	require.NoError(t, err)
+	clock.advance(t, b, time.Second)
+	def.TTL = 1
+	require.NoError(t, b.Update(ctx, def))
+	barrier(t, b, clock)
+	empty := bourse.DeleteOnly{IfEmpty: true}
+	require.ErrorIs(t, b.DeleteIf(ctx, empty, bourse.Queue{Name: "q"}), bourse.ErrNotEmpty, "one is on loan")
+	require.NoError(t, b.Close())
+	b = open(t, bourse.Options{Clock: clock, Engine: onFS(t, crashed(fs))})
+	require.ErrorIs(t, d.Ack(), bourse.ErrUnknownDelivery)
+	barrier(t, b, clock)
+	require.NoError(t, b.DeleteIf(ctx, empty, bourse.Queue{Name: "q"}))
+	require.ElementsMatch(t, []string{"held", "a", "b", "memory"}, drain(t, b, "dead"))
+}
