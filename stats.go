@@ -107,9 +107,7 @@ type QueueStats struct {
 func (b *Broker) Stats() Stats {
 	now := b.now()
 	out := Stats{Published: b.published.Load(), Unroutable: b.unroutable.Load()}
-	b.gate.mu.Lock()
-	out.Pending = int(b.gate.count)
-	b.gate.mu.Unlock()
+	out.Pending = int(b.gate.count.Load())
 	if e, ok := b.engine.(*localEngine); ok {
 		out.Storage = e.stats()
 	}

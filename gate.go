@@ -1,0 +1,125 @@
+package bourse
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// gate bounds what is published and not yet confirmed, in messages and in bytes. Who finds it full waits in line, and who
+// comes while others wait stands behind them.
+//
+// Who passes without waiting takes no lock. Nobody is left in line beside an open gate: a waiter counts in waits first and
+// then looks for room, who goes out makes room first and then looks at waits, so one of both sees the other.
+type gate struct {
+	maxCount int64 // fixed, as maxBytes is
+	maxBytes int64
+	count    atomic.Int64 // inside; for a moment also who is about to be refused, as in bytes
+	bytes    atomic.Int64
+	waits    atomic.Int64 // in line, and one more when the gate is closed
+
+	mu     sync.Mutex // guards below; leaf lock
+	line   []*gateWaiter
+	closed bool
+}
+
+type gateWaiter struct {
+	bytes int64
+	let   chan error // capacity 1
+}
+
+// take counts n bytes in if there is room. One publication may always pass an empty gate. After false undo must follow.
+func (g *gate) take(n int64) bool {
+	count, bytes := g.count.Add(1), g.bytes.Add(n)
+	return count == 1 || count <= g.maxCount && bytes <= g.maxBytes
+}
+
+func (g *gate) undo(n int64) {
+	g.bytes.Add(-n)
+	g.count.Add(-1)
+}
+
+// enter lets n bytes in if they need not wait.
+func (g *gate) enter(n int64) bool {
+	if g.waits.Load() != 0 {
+		return false
+	}
+	if g.take(n) {
+		return true
+	}
+	g.release(n) // it may have been in the way of one who has come into line since
+	return false
+}
+
+// acquire lets n bytes in, and waits for room until ctx ends. Errors: ErrClosed, ctx.Err().
+func (g *gate) acquire(ctx context.Context, n int64) error {
+	if g.enter(n) {
+		return nil
+	}
+	w := &gateWaiter{bytes: n, let: make(chan error, 1)}
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return ErrClosed
+	}
+	g.line = append(g.line, w)
+	g.waits.Add(1)
+	g.letLocked()
+	g.mu.Unlock()
+	if err, known := await(ctx, w.let); known {
+		return err
+	}
+	g.mu.Lock()
+	if i := slices.Index(g.line, w); i >= 0 {
+		g.line = slices.Delete(g.line, i, i+1)
+		g.waits.Add(-1)
+		g.letLocked() // a smaller one may have stood behind it
+		g.mu.Unlock()
+		return ctx.Err()
+	}
+	g.mu.Unlock()
+	// It was let through, or the gate was closed, in the same moment.
+	if err := <-w.let; err != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	g.release(n)
+	return ctx.Err()
+}
+
+// release lets n bytes out.
+func (g *gate) release(n int64) {
+	g.undo(n)
+	if g.waits.Load() != 0 {
+		g.mu.Lock()
+		g.letLocked()
+		g.mu.Unlock()
+	}
+}
+
+// letLocked lets in who stands first in line, as long as they fit.
+func (g *gate) letLocked() {
+	for len(g.line) > 0 {
+		w := g.line[0]
+		if !g.take(w.bytes) {
+			g.undo(w.bytes)
+			return
+		}
+		g.line = g.line[1:]
+		g.waits.Add(-1)
+		w.let <- nil
+	}
+}
+
+// close refuses all who wait and all who come. What has passed is not touched.
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	for _, w := range g.line {
+		w.let <- ErrClosed
+	}
+	g.waits.Add(1 - int64(len(g.line)))
+	g.line = nil
+}
