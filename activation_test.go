@@ -58,7 +58,7 @@ func TestActivationsAreUsedUp(t *testing.T) {
 	s := succession(t)
 	s.q.activations.count = math.MaxUint32 - 1
 	s.apply(detach{queue: s.q.def.id, consumer: s.consumer(2)}.appendTo(nil, s.now))
-	require.EqualValues(t, 2<<32|math.MaxUint32, s.effects(effectActive)[0].seq)
+	require.EqualValues(t, uint64(2<<32|math.MaxUint32), s.effects(effectActive)[0].seq)
 	require.Len(t, s.effects(effectDeliver), 1)
 	s.attach(5, 1)
 	s.apply(detach{queue: s.q.def.id, consumer: s.consumer(3)}.appendTo(nil, s.now))
