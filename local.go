@@ -17,8 +17,11 @@ import (
 // LocalOptions are the settings of a local engine.
 type LocalOptions struct {
 	// FS is where the directory is: nil for the operating system.
-	FS     storage.FS
-	Logger *slog.Logger // nil: discard
+	FS storage.FS
+	// ReadOnly opens a directory that exists as it is now, and keeps every change in memory: what is on disk is read and never
+	// written. It is ErrDirInUse while another process has it open to write, and the other way round.
+	ReadOnly bool
+	Logger   *slog.Logger // nil: discard
 	// SegmentBytes is the size of a file of the log. Default 16 MiB, 1 MiB in memory.
 	SegmentBytes int
 	// Preallocate is how much log is kept prepared, see Options.Preallocate. Default: two segments.
@@ -41,6 +44,12 @@ const (
 func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.ReadOnly {
+		if opts.FS != nil || dir == "" {
+			return nil, invalid("LocalOptions.ReadOnly", "is set without a directory of the operating system")
+		}
+		opts.FS = storage.Shadow()
 	}
 	cache := 0
 	if dir == "" && opts.FS == nil {

@@ -107,7 +107,7 @@ var layout = map[string]struct {
 	"internal/sim":        {tests: testModules},
 	"internal/enginetest": {imports: append([]string{".", "storage", "internal/wire", "internal/invariant"}, testModules...)},
 	"examples":            {below: true, imports: []string{".", "replicate"}},
-	"cmd":                 {below: true, imports: []string{".", "replicate"}},
+	"cmd":                 {below: true, imports: []string{".", "replicate"}, tests: testModules},
 	"bench":               {below: true, imports: []string{".", "storage", "replicate", "bench"}},
 	"bench/peers":         {below: true, imports: []string{"*"}}, // a module of its own: the peers we compare with
 	"replicate":           {below: true, imports: []string{".", "storage", "internal/wire", "internal/invariant", "replicate", "*"}},

@@ -28,8 +28,23 @@ func lockFile(name string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
+	return flock(f, syscall.LOCK_EX)
+}
+
+// lockShared locks a file that exists against lockFile, and is not writing to it.
+func lockShared(name string) (io.Closer, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|openFlags, 0)
+	if err != nil {
+		return nil, err
+	}
+	return flock(f, syscall.LOCK_SH)
+}
+
+func flock(f *os.File, how int) (io.Closer, error) {
+	name := f.Name()
+	var err error
 	for {
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		err = syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
 		if !errors.Is(err, syscall.EINTR) {
 			break
 		}

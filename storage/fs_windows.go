@@ -12,6 +12,9 @@ const openFlags = 0
 // syncDir does nothing: NTFS journals names, and a directory cannot be flushed.
 func syncDir(string) error { return nil }
 
+// lockShared is lockFile: of several who only read, one at a time can.
+func lockShared(name string) (io.Closer, error) { return lockFile(name) }
+
 // lockFile opens the file without sharing it.
 func lockFile(name string) (io.Closer, error) {
 	const sharingViolation = syscall.Errno(32)
