@@ -116,6 +116,9 @@ func (x *extender) extend(by time.Duration, limit instant) {
 
 // giveBackWaiting releases the loans in the buffer that end by limit.
 func (s *Subscription) giveBackWaiting(limit instant) {
+	if j := s.joined.Load(); j != nil {
+		j.part.giveBackWaiting(limit)
+	}
 	var due []lent
 	s.mu.Lock()
 	s.buffer = append(s.buffer[:s.first], slices.DeleteFunc(s.buffer[s.first:], func(l lent) bool {

@@ -148,17 +148,12 @@ func (s *Subscription) origin(j *joint, l *lent) (*Subscription, uint64) {
 func (s *Subscription) putBackJoined(j *joint, rest []lent) (own []lent) {
 	var beside []lent
 	for _, l := range rest {
-		key := shownLoan{l.annex, l.tag}
-		if _, ok := j.shown[key]; !ok {
-			continue
-		}
-		delete(j.shown, key)
+		j.drop(shownLoan{l.annex, l.tag})
 		if l.annex {
 			beside = append(beside, l)
-			continue
+		} else {
+			own = append(own, l)
 		}
-		j.base--
-		own = append(own, l)
 	}
 	j.part.putBack(beside)
 	return own

@@ -435,6 +435,33 @@ func TestTransientMessageAckAndPublish(t *testing.T) {
 	require.Equal(t, []string{"a", "b"}, drain(t, b, "to"))
 }
 
+// What waits for a handler for most of its deadline goes back, of both kinds.
+func TestTransientMessageWaits(t *testing.T) {
+	clock := newHandClock()
+	b := open(t, bourse.Options{Clock: clock}, bourse.Queue{Name: "q", AckDeadline: time.Minute})
+	sendWith(t, b, "q", "a", inMemory)
+	sendWith(t, b, "q", "b", inMemory)
+	begun, end, worked := make(chan struct{}, 3), make(chan struct{}), make(chan error, 1)
+	stop, cancel := context.WithCancel(ctx)
+	go func() {
+		worked <- b.Work(stop, "q", func(context.Context, *bourse.Delivery) error {
+			begun <- struct{}{}
+			<-end
+			return nil
+		}, bourse.WorkOptions{Prefetch: 2, Concurrency: 1})
+	}()
+	<-begun
+	clock.advance(t, b, 30*time.Second)
+	require.Equal(t, 2, stats(t, b, "q").Unacked)
+	clock.advance(t, b, 20*time.Second)
+	q := stats(t, b, "q")
+	require.LessOrEqual(t, uint64(1), q.Released)
+	require.Zero(t, q.TimedOut)
+	cancel()
+	close(end)
+	require.NoError(t, <-worked)
+}
+
 // Work extends both kinds while a handler runs.
 func TestTransientMessageWork(t *testing.T) {
 	clock := newHandClock()
