@@ -56,6 +56,7 @@ type sequence struct {
 	loans []held
 	sent  int
 
+	aligned uint64            // see align
 	epochs  map[string]uint64 // the highest, by queue
 	waiting []*pending        // publishes that wait for room
 
@@ -165,6 +166,7 @@ func (s *sequence) queue(name string) bourse.Queue {
 		q.DeadLetter, q.MaxRetries = bourse.DeadLetter{Discard: rapid.Bool().Draw(s.t, "discard")}, bourse.NoLimit
 	}
 	s.limit(&q)
+	s.straighten(&q)
 	return q
 }
 
@@ -587,4 +589,5 @@ func (s *sequence) compare() {
 	require.Equal(s.t, s.ref.stats(), have)
 	require.EqualValues(s.t, references, st.Storage.References, "references into the log")
 	require.Equal(s.t, len(s.waiting), st.Pending)
+	s.align()
 }
