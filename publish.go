@@ -211,13 +211,14 @@ func (p *publication) describe(err error) error {
 
 // submit routes p and proposes it. The outcome goes to its owner, at once or later.
 func (p *publication) submit() {
-	if shard := p.aim(); shard != nil {
+	if shard := p.aim(nil); shard != nil {
 		p.proposed(shard.propose(p))
 	}
 }
 
-// aim routes p and returns the shard that it is to be proposed to. Nil: it has its outcome, or is proposed in parts.
-func (p *publication) aim() *shard {
+// aim routes p and returns the shard that it is to be proposed to. Nil: it has its outcome, or is proposed in parts, behind the
+// company before it.
+func (p *publication) aim(before *company) *shard {
 	targets, err := p.b.topology.Load().route(p.message.Exchange, p.message.RoutingKey, p.message.Headers, p.few[:0])
 	if err == nil && len(targets) == 0 {
 		if p.message.Mandatory {
@@ -234,6 +235,7 @@ func (p *publication) aim() *shard {
 		shard, err = p.b.placement.toward(&p.message, targets[0])
 		for _, id := range targets[1:] {
 			if other, _ = p.b.placement.toward(&p.message, id); other != shard {
+				before.submit()
 				p.submitParts()
 				return nil
 			}
@@ -444,7 +446,7 @@ type company struct {
 
 // add routes p and submits it, unless it goes where the others do.
 func (c *company) add(p *publication) {
-	shard := p.aim()
+	shard := p.aim(c)
 	if shard == nil {
 		return
 	}

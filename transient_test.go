@@ -216,3 +216,16 @@ func TestTransientConcurrent(t *testing.T) {
 		require.EqualValues(t, each, stats(t, b, fmt.Sprint("q", k)).Acked)
 	}
 }
+
+// A batch keeps its order in a transient queue, whatever else its messages go to.
+func TestTransientBatchOrder(t *testing.T) {
+	b := open(t, bourse.Options{}, bourse.Queue{Name: "t", Transient: true}, bourse.Queue{Name: "d"},
+		bourse.Exchange{Name: "e", Kind: bourse.Fanout},
+		bourse.Binding{Exchange: "e", Queue: "t"}, bourse.Binding{Exchange: "e", Queue: "d"})
+	require.NoError(t, b.PublishBatch(ctx, []bourse.Message{
+		{RoutingKey: "t", Body: []byte("a")}, {RoutingKey: "t", Body: []byte("b")}, {Exchange: "e", Body: []byte("c")},
+		{RoutingKey: "t", Body: []byte("d")}, {RoutingKey: "d", Body: []byte("e")}, {Exchange: "e", Body: []byte("f")},
+	}))
+	require.Equal(t, []string{"a", "b", "c", "d", "f"}, drain(t, b, "t"))
+	require.Equal(t, []string{"c", "e", "f"}, drain(t, b, "d"))
+}
