@@ -79,6 +79,7 @@
 //	exchange.delete, queue.delete, *.unbind    Broker.Delete, Broker.DeleteIf
 //	queue.purge                                Broker.Purge; Broker.Cancel for one message
 //	basic.publish, confirm.select              Broker.Publish, PublishAsync, PublishBatch
+//	delivery_mode 1                            Message.Transient; without it a message is persistent
 //	tx.select, tx.commit                       Broker.PublishAtomic, Delivery.AckAndPublish
 //	basic.return                               ErrUnroutable, with Message.Mandatory
 //	(pausing a queue)                          Broker.Pause, Broker.Resume
