@@ -149,6 +149,9 @@ func (f *shadowFile) Size() (int64, error) {
 func (f *shadowFile) ReadAt(b []byte, off int64) (n int, err error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
+	if len(b) == 0 {
+		return 0, nil
+	}
 	if off >= f.size {
 		return 0, io.EOF
 	}
@@ -204,7 +207,9 @@ func (f *shadowFile) WriteAt(b []byte, off int64) (n int, err error) {
 		}
 		n += copy(p[at%shadowPage:], b[n:])
 	}
-	f.size = max(f.size, off+int64(n))
+	if n > 0 {
+		f.size = max(f.size, off+int64(n))
+	}
 	return n, nil
 }
 
