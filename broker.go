@@ -25,6 +25,14 @@ type Options struct {
 	// this. Default 32 MiB; at most 64 GiB. Without effect in memory or with an Engine.
 	Preallocate int64
 
+	// MinFreeDisk is how many bytes of the disk stay free. While there are fewer, whatever took them, publishes and declarations get
+	// ErrDiskFull, as a *storage.LowDiskError with the figures, while deliveries, acks and deletions go on. So what is needed to drain a
+	// broker is always there, and other programs are not starved. It is looked at once for each file of the log, of 16 MiB, and at each
+	// refusal: nothing need be done when there is space again. Default 64 MiB, the most that acks alone write between two checkpoints
+	// of a small state; negative: none, and publishes are refused when the disk is full. Without effect in memory, with an Engine, and
+	// on systems that do not tell.
+	MinFreeDisk int64
+
 	Clock  Clock        // nil: the system's
 	Logger *slog.Logger // nil: discard
 
@@ -139,7 +147,9 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.scheduler = newScheduler(b)
 	b.janitor = newJanitor(b)
 	if b.engine == nil {
-		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{Logger: opts.Logger, Preallocate: opts.Preallocate}); err != nil {
+		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{
+			Logger: opts.Logger, Preallocate: opts.Preallocate, MinFreeDisk: opts.MinFreeDisk,
+		}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
 		}
 	}

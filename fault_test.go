@@ -27,7 +27,7 @@ import (
 
 // openFault opens a broker with small files.
 func openFault(fs storage.FS, dir string) (*bourse.Broker, error) {
-	e, err := bourse.NewLocalEngine(dir, bourse.LocalOptions{FS: fs, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10})
+	e, err := bourse.NewLocalEngine(dir, bourse.LocalOptions{FS: fs, SegmentBytes: 64 << 10, CheckpointBytes: 128 << 10, MinFreeDisk: -1})
 	if err != nil {
 		return nil, err
 	}

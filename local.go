@@ -26,6 +26,8 @@ type LocalOptions struct {
 	SegmentBytes int
 	// Preallocate is how much log is kept prepared, see Options.Preallocate. Default: two segments.
 	Preallocate int64
+	// MinFreeDisk is how much of the disk stays free, see Options.MinFreeDisk. Default 64 MiB, none in memory; negative: none.
+	MinFreeDisk int64
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how much an open
 	// must replay; with a large state it is eight times the size of the last checkpoint. Default 64 MiB or a quarter of
 	// Preallocate, whichever is more; 4 MiB in memory.
@@ -34,6 +36,7 @@ type LocalOptions struct {
 
 const (
 	defaultCheckpointBytes = 64 << 20
+	defaultMinFree         = 64 << 20
 	memorySegmentBytes     = 1 << 20
 	memoryCheckpointBytes  = 4 << 20
 )
@@ -50,17 +53,22 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 			return nil, invalid("LocalOptions.ReadOnly", "is set without a directory of the operating system")
 		}
 		opts.FS = storage.Shadow()
+		opts.MinFreeDisk = -1 // it takes nothing
 	}
 	cache := 0
 	if dir == "" && opts.FS == nil {
 		dir, opts.FS = "memory", &storage.MemFS{Volatile: true}
 		cache = -1 // the files are in memory already
+		opts.MinFreeDisk = -1
 		if opts.SegmentBytes == 0 {
 			opts.SegmentBytes = memorySegmentBytes
 		}
 		if opts.CheckpointBytes == 0 {
 			opts.CheckpointBytes = memoryCheckpointBytes
 		}
+	}
+	if opts.MinFreeDisk == 0 {
+		opts.MinFreeDisk = defaultMinFree
 	}
 	if opts.CheckpointBytes == 0 {
 		opts.CheckpointBytes = max(defaultCheckpointBytes, opts.Preallocate/4)
@@ -75,7 +83,8 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	}
 	e := &localEngine{log: opts.Logger, every: opts.CheckpointBytes, shards: make(map[uint64]*localShard)}
 	log, err := storage.Open(dir, storage.Options{
-		FS: opts.FS, SegmentBytes: opts.SegmentBytes, Spare: spare, CacheBytes: cache, Logger: opts.Logger, Commit: e.commit,
+		FS: opts.FS, SegmentBytes: opts.SegmentBytes, Spare: spare, CacheBytes: cache, MinFree: opts.MinFreeDisk,
+		Logger: opts.Logger, Commit: e.commit,
 	})
 	if err != nil {
 		return nil, storageError(err)
@@ -371,7 +380,7 @@ func (e *localEngine) stats() StorageStats {
 	return StorageStats{
 		Segments: s.Segments, Spares: s.Spares, Bytes: s.Bytes, References: s.Live, Records: uint64(s.Appends),
 		Syncs: uint64(s.Syncs), Written: uint64(s.Written), Checkpoints: e.saved.Load(),
-		Tail: e.store.SinceCheckpoint(), DiskFull: s.Full,
+		Tail: e.store.SinceCheckpoint(), DiskFull: s.Full, DiskLow: s.Low, DiskFree: s.Free,
 	}
 }
 

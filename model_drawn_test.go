@@ -45,6 +45,7 @@ var undrawn = map[string]string{
 	"Queue.Exclusive":         "the model has one broker: exclusive_test.go",
 	"Options.Dir":             "the model has an engine in memory",
 	"Options.Preallocate":     "without effect with an engine",
+	"Options.MinFreeDisk":     "without effect with an engine: watermark_test.go",
 	"Options.Logger":          "nothing to compare",
 	"Options.MaxPending":      "block_test.go",
 	"Options.MaxPendingBytes": "block_test.go",

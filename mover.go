@@ -102,6 +102,9 @@ func (p *moving) AppendTo(dst []byte) []byte {
 
 func (p *moving) Durable() bool { return true }
 
+// Moves implements storage.Mover.
+func (p *moving) Moves() bool { return true }
+
 // Done tries again if the targets were deleted meanwhile, or if nobody can tell what happened: a move that has
 // happened does nothing the second time.
 func (p *moving) Done(a Answer, err error) {

@@ -24,6 +24,8 @@ type StorageStats struct {
 	Checkpoints uint64 // likewise
 	Tail        int64  // bytes of log since the last checkpoint, which an open would replay
 	DiskFull    bool   // there is no room for more segments: publishes get ErrDiskFull
+	DiskLow     bool   // less than Options.MinFreeDisk was free when it was last looked at: likewise
+	DiskFree    int64  // bytes free now in the file system of the directory; -1: there is no telling
 }
 
 // ScheduleStats is the state of one schedule. Totals are since it was declared, and survive a restart.

@@ -62,6 +62,7 @@ const keepFree = 4
 
 // prepareOne makes one spare if one is missing, and reports whether to look again.
 func (l *Log) prepareOne() bool {
+	l.watch()
 	l.mu.Lock()
 	if l.failed != nil {
 		l.mu.Unlock()
@@ -74,15 +75,16 @@ func (l *Log) prepareOne() bool {
 	if l.ample && len(l.free) == 0 {
 		want = max(want/2, 2)
 	}
+	want = l.spareLocked(want)
 	if len(l.spares) >= want {
 		// Checkpoints free segments several at a time, and the log takes them one at a time: some wait for that
 		// here, or the preparer would remove files and fill new ones with zeros all the time.
-		keep := min(len(l.free), max(keepFree, l.opts.Spare))
-		surplus := slices.Clone(l.free[keep:])
+		keep := l.keepLocked(min(len(l.free), max(keepFree, l.opts.Spare)))
+		surplus := append(slices.Clone(l.free[keep:]), l.surplusLocked()...)
 		l.free = l.free[:keep:keep]
 		l.mu.Unlock()
 		l.removeSegments(surplus)
-		return l.prepareReserve()
+		return l.prepareReserve() || len(surplus) > 0 && l.opts.MinFree > 0 // what that has changed
 	}
 	l.number++
 	number := l.number
@@ -262,12 +264,13 @@ func (l *Log) remove(name string) {
 	}
 }
 
-// Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones or less than half of
-// the spares are left; else 0. Then a checkpoint is worth taking, however little has been written since the last.
+// Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones, the disk is below the
+// watermark, or less than half of the spares are left; else 0. Then a checkpoint is worth taking, however little has been written since the
+// last.
 func (l *Log) Reclaimable() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if short := 2*(len(l.spares)+len(l.free)) < l.opts.Spare; l.full == nil && !short {
+	if short := 2*(len(l.spares)+len(l.free)) < l.opts.Spare; l.full == nil && l.low == nil && !short {
 		return 0
 	}
 	n := 0

@@ -22,7 +22,8 @@
 //     and offset, or they do not matter. What cannot be told from a torn write is only
 //     the last batch written before a crash.
 //  5. A failed write or sync is final (ErrFailed). A full disk is not: what brings in
-//     data is refused (ErrDiskFull), what only settles still goes in for a while.
+//     data is refused (ErrDiskFull), what only settles still goes in for a while. So it is
+//     below Options.MinFree, where what settles goes on (watermark.go).
 //  6. A record with references can be read; its segment stays.
 //
 // # Directory

@@ -15,7 +15,7 @@ var ErrShortWrite = errors.New("short write")
 type FaultFS struct {
 	FS FS
 	// Rule is called before each call, possibly concurrently, with the name of the
-	// operation (create, open, rename, remove, readdir, mkdir, syncdir, lock, read, write,
+	// operation (create, open, rename, remove, readdir, mkdir, syncdir, free, lock, read, write,
 	// truncate, allocate, sync, size), the path (of a rename the new one), and the number
 	// of the call, from 1. If it returns an error the call fails with it and does
 	// nothing. Nil: no faults. Fixed after first use.
@@ -98,6 +98,14 @@ func (f *FaultFS) SyncDir(dir string) error {
 		return err
 	}
 	return f.FS.SyncDir(dir)
+}
+
+// Free implements FS.
+func (f *FaultFS) Free(dir string) (int64, error) {
+	if err := f.check("free", dir); err != nil {
+		return 0, err
+	}
+	return f.FS.Free(dir)
 }
 
 // Lock implements FS.

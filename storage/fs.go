@@ -27,6 +27,9 @@ type FS interface {
 	Remove(name string) error
 	// SyncDir makes the names in dir durable.
 	SyncDir(dir string) error
+	// Free returns how many bytes are free for whoever has no privileges in the file system that dir is in, or
+	// errors.ErrUnsupported where there is no telling.
+	Free(dir string) (int64, error)
 	// Lock creates name if needed and locks it against every other Lock, of this process
 	// too, until it is closed. It returns ErrLocked if another holds it.
 	Lock(name string) (io.Closer, error)
@@ -113,6 +116,8 @@ func (osFS) Rename(oldname, newname string) error { return os.Rename(oldname, ne
 func (osFS) Remove(name string) error             { return os.Remove(name) }
 
 func (osFS) SyncDir(dir string) error { return syncDir(filepath.Clean(dir)) }
+
+func (osFS) Free(dir string) (int64, error) { return freeBytes(dir) }
 
 func (osFS) Lock(name string) (io.Closer, error) { return lockFile(name) }
 

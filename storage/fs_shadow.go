@@ -133,6 +133,9 @@ func (s *shadowFS) Remove(name string) error {
 
 func (s *shadowFS) SyncDir(string) error { return nil }
 
+// Free is as on disk, of which nothing is taken.
+func (s *shadowFS) Free(dir string) (int64, error) { return freeBytes(dir) }
+
 func (s *shadowFS) Lock(name string) (io.Closer, error) {
 	if _, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) {
 		return io.NopCloser(nil), nil // nobody has ever had it open

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -317,6 +318,15 @@ func (m *MemFS) SyncDir(dir string) error {
 	}
 	d.pending = nil
 	return nil
+}
+
+// Free implements FS: what is left of the capacity, and errors.ErrUnsupported without one.
+func (m *MemFS) Free(string) (int64, error) {
+	c := m.capacity.Load()
+	if c <= 0 {
+		return 0, errors.ErrUnsupported
+	}
+	return max(0, c-m.used.Load()), nil
 }
 
 // Lock implements FS.

@@ -153,16 +153,22 @@ type Stats struct {
 	Written   int64 // bytes of records
 	CacheHits int64 // reads from memory
 	DiskReads int64
-	Full      bool // no space for another segment: write a checkpoint once any is Dead
+	Full      bool  // no space for another segment: write a checkpoint once any is Dead
+	Low       bool  // less than Options.MinFree was free when it was last looked at: likewise
+	Free      int64 // bytes free in the file system now; -1: it cannot tell
 	Failed    bool
 }
 
 // Stats returns what can be counted. It takes the locks for a moment.
 func (l *Log) Stats() Stats {
+	free, err := l.fs.Free(l.dir)
+	if err != nil {
+		free = -1
+	}
 	l.mu.Lock()
 	st := Stats{
-		Spares: len(l.spares), Sequence: l.seq, Pending: l.pending,
-		Full: l.full != nil, Failed: l.failed != nil,
+		Spares: len(l.spares), Sequence: l.seq, Pending: l.pending, Free: free,
+		Full: l.full != nil, Low: l.low != nil, Failed: l.failed != nil,
 	}
 	for _, s := range l.spares {
 		st.Bytes += s.size

@@ -364,6 +364,7 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 		}
 		return fmt.Errorf("replay log in %s: %w", l.dir, err)
 	}
+	l.watch() // before anything is let in
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closing {

@@ -48,6 +48,9 @@ type Options struct {
 	// Spare is the number of segments kept prepared for use, at least 2, the default. The
 	// last one is the reserve for when the disk is full.
 	Spare int
+	// MinFree is how many bytes of the disk are to stay free: with less, what adds is refused with a *LowDiskError until
+	// there is more, see watermark.go. 0: none. Without effect where FS cannot tell.
+	MinFree int64
 	// Logger is told what an operator should know. Default: nobody is.
 	Logger *slog.Logger
 	// Commit is called with each batch, in log order, on one goroutine of the log, after
@@ -116,6 +119,8 @@ type Log struct {
 	poked    bool  // Commit is to be called, with whatever there is
 	failed   error // sticky; matches ErrFailed
 	full     error // why no spare could be prepared; matches ErrDiskFull; nil after one was
+	low      error // less than MinFree is free; a *LowDiskError; set by watch
+	tight    bool  // another segment would make it so
 	seq      uint64
 	pending  int
 	open     *batch
@@ -149,6 +154,7 @@ type Log struct {
 
 	looked struct{ syncs, written int64 } // owned by the preparer: counts when bulk looked last
 	ample  bool                           // owned by the preparer: there were as many spares as wanted
+	blind  bool                           // owned by the preparer: FS cannot tell how much is free
 
 	file    *segment      // owned by the writer: what it writes to
 	syncMu  sync.Mutex    // held for each sync: who shares a file with a failed one must learn of it
@@ -196,6 +202,10 @@ func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 	for {
 		if err := l.admitLocked(adds); err != nil {
 			return err
+		}
+		if l.low != nil && adds && !moves(p) {
+			l.wakePreparer()
+			return l.low
 		}
 		if l.pending < maxPending {
 			break
