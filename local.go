@@ -55,10 +55,10 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 		opts.FS = storage.Shadow()
 		opts.MinFreeDisk = -1 // it takes nothing
 	}
-	cache := 0
+	cache, ahead := 0, 0
 	if dir == "" && opts.FS == nil {
 		dir, opts.FS = "memory", &storage.MemFS{Volatile: true}
-		cache = -1 // the files are in memory already
+		cache, ahead = -1, -1 // the files are in memory already
 		opts.MinFreeDisk = -1
 		if opts.SegmentBytes == 0 {
 			opts.SegmentBytes = memorySegmentBytes
@@ -83,7 +83,7 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	}
 	e := &localEngine{log: opts.Logger, every: opts.CheckpointBytes, shards: make(map[uint64]*localShard)}
 	log, err := storage.Open(dir, storage.Options{
-		FS: opts.FS, SegmentBytes: opts.SegmentBytes, Spare: spare, CacheBytes: cache, MinFree: opts.MinFreeDisk,
+		FS: opts.FS, SegmentBytes: opts.SegmentBytes, Spare: spare, CacheBytes: cache, AheadBytes: ahead, MinFree: opts.MinFreeDisk,
 		Logger: opts.Logger, Commit: e.commit,
 	})
 	if err != nil {

@@ -43,8 +43,8 @@
 // puts it into the open batch (wal.go). The writer completes the checksums and writes the
 // batch, the syncer syncs it if any of its records asked, and the committer reports it; there
 // the owner calls Keep for what must stay readable. Read finds it in the chunk as long
-// as that is cached, else in the file (message.go). Free takes references back, and the
-// next durable checkpoint frees segments without any (compact.go).
+// as that is cached, else in the file (message.go), of which it reads ahead where reads go
+// forward (runs.go). Free takes references back, and the next durable checkpoint frees segments without any (compact.go).
 //
 // # Not obvious
 //

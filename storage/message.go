@@ -56,6 +56,9 @@ func (l *Log) Read(pos Position, size int, dst []byte) ([]byte, error) {
 	if s == nil {
 		return dst, fmt.Errorf("read record %x: %w", uint64(pos), ErrGone)
 	}
+	if out, ok := l.runs.read(s, pos, size, dst); ok {
+		return out, nil
+	}
 	l.counts.diskReads.Add(1)
 	out, err := l.readFile(s, pos.offset(), size, dst)
 	if err != nil && l.segment(pos.segment()) != s {
@@ -152,7 +155,12 @@ type Stats struct {
 	Syncs     int64
 	Written   int64 // bytes of records
 	CacheHits int64 // reads from memory
-	DiskReads int64
+	DiskReads int64 // reads of one record from its file
+	AheadHits int64 // reads from what was read ahead
+	AheadRuns int64 // times that something was read ahead
+	AheadRead int64 // bytes that were
+	Cached    int64 // bytes of memory with recent records
+	Ahead     int64 // bytes of memory with what was read ahead
 	Full      bool  // no space for another segment: write a checkpoint once any is Dead
 	Low       bool  // less than Options.MinFree was free when it was last looked at: likewise
 	Free      int64 // bytes free in the file system now; -1: it cannot tell
@@ -184,6 +192,7 @@ func (l *Log) Stats() Stats {
 	st.Segments = len(l.segments)
 	l.segMu.RUnlock()
 	l.mu.Unlock()
+	l.memoryStats(&st)
 	st.Appends, st.Batches = l.counts.appends.Load(), l.counts.batches.Load()
 	st.Syncs, st.Written = l.counts.syncs.Load(), l.counts.written.Load()
 	st.CacheHits, st.DiskReads = l.counts.cacheHits.Load(), l.counts.diskReads.Load()

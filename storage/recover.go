@@ -77,6 +77,9 @@ func Open(dir string, opts Options) (*Log, error) {
 	if opts.CacheBytes == 0 {
 		opts.CacheBytes = 32 << 20
 	}
+	if opts.AheadBytes == 0 {
+		opts.AheadBytes = defaultAheadBytes
+	}
 	opts.Spare = max(opts.Spare, 2)
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -87,6 +90,7 @@ func Open(dir string, opts Options) (*Log, error) {
 		wrote: make(chan *batch, commitAhead), done: make(chan *batch, commitAhead), open: &batch{},
 		memory: min(chunkBytes, opts.SegmentBytes+headerBytes+endBytes),
 	}
+	l.runs.budget, l.runs.usual = max(opts.AheadBytes, 0), runUsual
 	l.work.L, l.room.L = &l.mu, &l.mu
 	if err := l.openDir(); err != nil {
 		l.closeFiles()

@@ -45,6 +45,9 @@ type Options struct {
 	// CacheBytes is the memory for recent records, read back without the disk. Default
 	// 32 MiB; negative: as little as possible.
 	CacheBytes int
+	// AheadBytes is the most memory for what is read ahead from the files, where records are read in their order. Default
+	// 4 MiB; negative: none.
+	AheadBytes int
 	// Spare is the number of segments kept prepared for use, at least 2, the default. The
 	// last one is the reserve for when the disk is full.
 	Spare int
@@ -92,7 +95,7 @@ const (
 //     is known; what a sync was to cover, and all after it, is never reported durable.
 //  5. A file is used again only after a durable checkpoint no longer needs it.
 //
-// Lock order: ckptMu or syncMu, mu, then segMu or cacheMu, which are leaves.
+// Lock order: ckptMu or syncMu, mu, then segMu or cacheMu, which are leaves, as runs.mu is.
 type Log struct {
 	// Fixed after Open.
 	dir    string
@@ -142,6 +145,8 @@ type Log struct {
 
 	cacheMu sync.RWMutex
 	cache   ring
+
+	runs runs
 
 	reported reported // owned by the committer; by Replay before it starts
 
