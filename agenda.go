@@ -164,7 +164,7 @@ func (m *machine) fire(ref Ref, size int, r *wire.Reader, out []effect) (applied
 	var res applied
 	if c.outcome == outcomeHere {
 		var refused []refusal
-		if refused, out = m.refusing(nil, dying{}, uint32(size), *r, out); len(refused) > 0 {
+		if refused, out = m.refusing(nil, dying{}, size, *r, out); len(refused) > 0 {
 			return applied{answer: refusedAnswer(0, refused)}, out
 		}
 		res, out = m.enqueue(ref, size, r, arrivesDecided, out)

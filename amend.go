@@ -58,6 +58,7 @@ func decodeAmend(r *wire.Reader) (c amend) {
 // amend carries out the command at ref. What is due happens first.
 func (m *machine) amend(ref Ref, size int, r *wire.Reader, out []effect) (res applied, _ []effect) {
 	c := decodeAmend(r)
+	plain := uint32(size)
 	switch {
 	case !c.what.hasMessage():
 		mustDecode(cmdAmend, r.Done())
@@ -65,7 +66,8 @@ func (m *machine) amend(ref Ref, size int, r *wire.Reader, out []effect) (res ap
 		if r.Count(1) > 0 { // it has no targets
 			r.Fail()
 		}
-		decodeAttributes(r)
+		a := decodeAttributes(r)
+		plain = a.plain(size)
 	}
 	mustDecode(cmdAmend, r.Err())
 	q := m.at(c.queue)
@@ -92,11 +94,11 @@ func (m *machine) amend(ref Ref, size int, r *wire.Reader, out []effect) (res ap
 		q.move(p, min(c.priority, uint8(q.def.Priorities-1)))
 	case c.ref != e.ref:
 		res.answer.Code = answerStale
-	case c.what == amendEdit && !q.fitsEdited(e, uint32(size)):
-		res.answer = refusedAnswer(0, []refusal{{queue: c.queue, why: refusedFull, size: uint32(size)}})
+	case c.what == amendEdit && !q.fitsEdited(e, plain):
+		res.answer = refusedAnswer(0, []refusal{{queue: c.queue, why: refusedFull, size: plain}})
 	case c.what == amendEdit:
 		res.kept = 1
-		out = q.edit(p, ref, 0, uint32(size), out)
+		out = q.edit(p, ref, 0, plain, out)
 	case c.what == amendReplay:
 		res, out = m.replay(q, p, ref, size, r, out)
 	}

@@ -220,5 +220,7 @@ func (a *atomically) encode(p *publication) ([]byte, error) {
 			return nil, ErrNotAtomic
 		}
 	}
-	return appendMessage(appendTargets(nil, targets), m, p.id(), nil), nil
+	c := a.shard.compress(m.Body)
+	defer c.release()
+	return appendCompressed(appendTargets(nil, targets), m, c, p.id(), nil), nil
 }

@@ -33,6 +33,9 @@ type Options struct {
 	// on systems that do not tell.
 	MinFreeDisk int64
 
+	// Compression says which bodies are kept compressed. Without effect in memory.
+	Compression Compression
+
 	Clock  Clock        // nil: the system's
 	Logger *slog.Logger // nil: discard
 
@@ -69,6 +72,12 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Preallocate < 0 || o.Preallocate > maxPreallocate {
 		return o, invalid("Options.Preallocate", "%d, must be 0 to %d", o.Preallocate, int64(maxPreallocate))
+	}
+	if o.Compression > CompressOff {
+		return o, invalid("Options.Compression", "is %d, want CompressAuto or CompressOff", o.Compression)
+	}
+	if o.Dir == "" && o.Engine == nil {
+		o.Compression = CompressOff
 	}
 	pendingBytes := int(min(o.MaxPendingBytes, maxPendingBytes+1))
 	err := errors.Join(

@@ -67,13 +67,14 @@ func decodeBundle(r *wire.Reader) bundle {
 	x, n := decodeBundleHead(r)
 	for range n {
 		b := r.Bytes()
-		p := packed{targets: wire.NewReader(b), size: uint32(len(b))}
+		p := packed{targets: wire.NewReader(b)}
 		p.rest = p.targets
 		targets := p.rest.Count(1)
 		for range targets {
 			p.rest.Uvarint()
 		}
 		p.attributes = decodeAttributes(&p.rest)
+		p.size = p.plain(len(b))
 		if targets == 0 || p.rest.Err() != nil {
 			r.Fail()
 			return x

@@ -200,7 +200,8 @@ func crashOpen(fs storage.FS, clock Clock) (*Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return NewBroker(context.Background(), Options{Engine: e, Clock: clock})
+	// Bodies are to be larger than segments.
+	return NewBroker(context.Background(), Options{Engine: e, Clock: clock, Compression: CompressOff})
 }
 
 // dying waits until no dead message is on the move.

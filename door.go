@@ -27,7 +27,8 @@ type waiter struct {
 	shard *shard
 	queue queueID
 	turn  uint64
-	first bool // of those proposed together; written and read inside the propose that takes it
+	first bool        // of those proposed together; written and read inside the propose that takes it
+	body  *compressed // likewise; as in publication
 
 	size   uint32        // of its command, as far as it is known; guarded by shard.mu, as all below
 	place  *list.Element // at the door; nil: not there
@@ -38,7 +39,7 @@ type waiter struct {
 func (w *waiter) AppendTo(dst []byte) []byte {
 	dst = appendEnter(dst, w.p.b.now(), w.turn, w.first)
 	dst = appendTargets(dst, []queueID{w.queue})
-	return appendMessage(dst, &w.p.message, w.p.id(), nil)
+	return appendCompressed(dst, &w.p.message, w.body, w.p.id(), nil)
 }
 
 // Durable implements Proposal.
@@ -196,8 +197,10 @@ func (s *shard) proposeTogether(batch []*waiter) {
 		w.p.mu.Lock()
 		err := fmt.Errorf("%w: %w", ErrQueueFull, errGaveUp)
 		if !w.p.abandoned.Load() {
-			w.first = first
+			w.first, w.body = first, s.compress(w.p.message.Body)
+			c := w.body
 			err = s.log.Propose(w)
+			c.release() // w may be proposed again by now
 		}
 		w.p.mu.Unlock()
 		if err != nil {

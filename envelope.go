@@ -15,13 +15,14 @@ import (
 //	ttl          uvarint, nanoseconds; 0: NoWait     if hasTTL
 //	ready at     varint, an instant                  if hasReadyAt
 //	group        length and bytes                    if hasGroup
+//	saved        uvarint, by what the body is shorter if hasCompressed
 //	id           16 bytes if the broker made it, else length and bytes
 //	exchange     length and bytes
 //	routing key  length and bytes
 //	timestamp    varint, nanoseconds                 if hasTimestamp
 //	headers      length and bytes, see appendHeaders if hasHeaders
 //	deaths       length and bytes, see appendDeaths  if hasDeaths
-//	body         the rest
+//	body         the rest; with saved one block of S2, see compress.go
 const (
 	flagGivenID uint64 = 1 << iota
 	flagTimestamp
@@ -30,6 +31,7 @@ const (
 	flagTTL
 	flagReadyAt
 	flagGroup
+	flagCompressed
 	flagsKnown = 1<<iota - 1
 )
 
@@ -42,6 +44,7 @@ type attributes struct {
 	part     uint8   // of a bundle, else 0; not decoded
 	key      idKey   // set only where a queue remembers ids; the id comes behind these
 	group    []byte  // a part of the command
+	saved    int     // by how much the body was longer before it was compressed; 0: it is not
 }
 
 func decodeAttributes(r *wire.Reader) (a attributes) {
@@ -69,7 +72,26 @@ func decodeAttributes(r *wire.Reader) (a attributes) {
 			r.Fail()
 		}
 	}
+	if a.flags&flagCompressed != 0 {
+		if a.saved = int(min(r.Uvarint(), MaxBodyBytes+1)); a.saved > MaxBodyBytes || a.saved <= a.compressedCost() {
+			r.Fail()
+			a.saved = 0
+		}
+	}
 	return a
+}
+
+// compressedCost is by how much the attributes are longer since the body is compressed.
+func (a *attributes) compressedCost() int {
+	return wire.UvarintLen(a.flags) - wire.UvarintLen(a.flags&^flagCompressed) + wire.UvarintLen(uint64(a.saved))
+}
+
+// plain is what the size of a message with these attributes would be if its body were not compressed. That is what queues count.
+func (a *attributes) plain(size int) uint32 {
+	if a.flags&flagCompressed == 0 {
+		return uint32(size)
+	}
+	return uint32(size + a.saved - a.compressedCost())
 }
 
 // messageID is an id that the broker made: its instance, drawn at random when it was opened, and a
@@ -79,7 +101,15 @@ type messageID struct{ instance, number uint64 }
 const madeIDBytes = 16
 
 func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byte {
+	return appendCompressed(dst, m, nil, made, deaths)
+}
+
+// appendCompressed is appendMessage for a message whose body is in c; nil: it is in m, as it was published.
+func appendCompressed(dst []byte, m *Message, c *compressed, made messageID, deaths []Death) []byte {
 	flags := uint64(0)
+	if c != nil {
+		flags |= flagCompressed
+	}
 	if m.ID != "" {
 		flags |= flagGivenID
 	}
@@ -115,6 +145,9 @@ func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byt
 	if m.GroupID != "" {
 		dst = wire.AppendString(dst, m.GroupID)
 	}
+	if c != nil {
+		dst = wire.AppendUvarint(dst, uint64(c.saved))
+	}
 	if m.ID != "" {
 		dst = wire.AppendString(dst, m.ID)
 	} else {
@@ -131,6 +164,9 @@ func appendMessage(dst []byte, m *Message, made messageID, deaths []Death) []byt
 	}
 	if flags&flagDeaths != 0 {
 		dst = wire.AppendBytes(dst, appendDeaths(nil, deaths))
+	}
+	if c != nil {
+		return append(dst, c.block...)
 	}
 	return append(dst, m.Body...)
 }
@@ -213,8 +249,8 @@ func decodeAddressed(r wire.Reader) (envelope, error) {
 // messageRoom is what to leave free behind a command for message, and for what a log may read along with it.
 const messageRoom = 48
 
-// An id that the broker made fits into the room.
-const _ = uint(messageRoom - 2*madeIDBytes)
+// An id that the broker made fits into the room, with the attributes of a compressed body, which do not count.
+const _ = uint(messageRoom - 2*madeIDBytes - 8)
 
 // message makes a Message of the envelope, without copying it: the strings and the body are parts of cmd, the command
 // that the envelope was found in, which belongs to the message from now on. Nothing ever writes to the strings

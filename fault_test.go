@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,16 +32,18 @@ func openFault(fs storage.FS, dir string) (*bourse.Broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bourse.NewBroker(ctx, bourse.Options{Engine: e})
+	return bourse.NewBroker(ctx, bourse.Options{Engine: e, Compression: bourse.CompressOff}) // bodies are to fill a disk
 }
 
 // fillUp publishes until the disk is full and returns what was confirmed.
 func fillUp(t *testing.T, b *bourse.Broker, from int) []string {
 	var confirmed []string
+	body := make([]byte, 4000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(body) // it cannot fail; nothing is saved by compression
 	for n := from; ; n++ {
 		require.Less(t, n, 1<<20)
 		id := fmt.Sprintf("m%d", n)
-		err := b.Publish(ctx, bourse.Message{RoutingKey: "q", ID: id, Body: make([]byte, 4000)})
+		err := b.Publish(ctx, bourse.Message{RoutingKey: "q", ID: id, Body: body})
 		if err != nil {
 			require.ErrorIs(t, err, bourse.ErrDiskFull)
 			require.NotErrorIs(t, err, bourse.ErrUnknownOutcome)

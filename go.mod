@@ -10,6 +10,8 @@ require (
 
 require github.com/robfig/cron/v3 v3.0.1
 
+require github.com/klauspost/compress v1.18.6
+
 require (
 	go.uber.org/goleak v1.3.0
 	go.yaml.in/yaml/v3 v3.0.5 // indirect

@@ -200,7 +200,13 @@ func (q *queue) fitsEdited(e entry, size uint32) bool {
 
 // refusing returns who of the targets of a move does not take the dying message, or of a fire, without a source: none is to
 // have it before all can.
-func (m *machine) refusing(source *queue, d dying, size uint32, ids wire.Reader, out []effect) ([]refusal, []effect) {
+func (m *machine) refusing(source *queue, d dying, length int, ids wire.Reader, out []effect) ([]refusal, []effect) {
+	message := ids
+	for range message.Count(1) {
+		message.Uvarint()
+	}
+	a := decodeAttributes(&message)
+	size := a.plain(length)
 	var refused []refusal
 	for range ids.Count(1) {
 		q := m.at(queueID(ids.Uvarint()))
@@ -333,7 +339,7 @@ func (m *machine) enter(ref Ref, size int, r *wire.Reader, out []effect) (applie
 		return applied{answer: Answer{Code: answerGone}}, out
 	}
 	out = m.touch(q, out)
-	no := refusal{queue: id, why: refusedWaits, size: uint32(size), turn: turn}
+	no := refusal{queue: id, why: refusedWaits, size: a.plain(size), turn: turn}
 	q.turns.stalled = q.turns.stalled && !first
 	switch {
 	case q.knows(a, *r) || q.def.evicts() && !q.tooLarge(no.size): // it evicts since it was updated

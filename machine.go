@@ -295,6 +295,7 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, how arrival, out []
 	}
 	a := decodeAttributes(r)
 	mustDecode(cmdEnqueue, r.Err())
+	plain := a.plain(size)
 	if how == arrivesNew && a.flags&flagDeaths != 0 {
 		how = arrivesAgain
 	}
@@ -309,7 +310,7 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, how arrival, out []
 		if q.def.limited() {
 			var no refusal
 			var kept int
-			if kept, no, out = m.acceptLimited(q, ref, uint32(size), a, *r, how, out); no.why != 0 {
+			if kept, no, out = m.acceptLimited(q, ref, plain, a, *r, how, out); no.why != 0 {
 				refused = append(refused, no)
 				continue
 			}
@@ -319,7 +320,7 @@ func (m *machine) enqueue(ref Ref, size int, r *wire.Reader, how arrival, out []
 		}
 		taken++
 		var kept int
-		kept, out = q.accept(ref, uint32(size), a, *r, out)
+		kept, out = q.accept(ref, plain, a, *r, out)
 		res.kept += kept
 		out = m.touch(q, out)
 	}
@@ -344,7 +345,7 @@ func (m *machine) move(ref Ref, size int, r *wire.Reader, out []effect) (applied
 		return applied{answer: Answer{Code: answerStale}}, out
 	}
 	var refused []refusal
-	if refused, out = m.refusing(source, d, uint32(size), *r, out); len(refused) > 0 {
+	if refused, out = m.refusing(source, d, size, *r, out); len(refused) > 0 {
 		return applied{answer: refusedAnswer(0, refused)}, out
 	}
 	res, out := m.enqueue(ref, size, r, arrivesDecided, out)

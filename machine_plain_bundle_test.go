@@ -102,8 +102,8 @@ func (w *walker) bundle() {
 	var encoded [][]byte
 	for range w.rng.IntN(5) {
 		p := plainPart{msg: w.message(), targets: w.targets()}
-		b := appendMessage(appendTargets(nil, p.targets), &p.msg, messageID{}, nil)
-		p.size = uint32(len(b))
+		b, size := w.append(appendTargets(nil, p.targets), p.msg, nil)
+		p.size = size
 		parts, encoded = append(parts, p), append(encoded, b)
 	}
 	at := w.at()

@@ -136,12 +136,13 @@ func (w *walker) fire() {
 	}
 	cmd := c.appendTo(nil, at)
 	var targets []queueID
+	var size uint32
 	if c.outcome == outcomeHere {
 		targets = w.targets()
-		cmd = appendMessage(appendTargets(cmd, targets), &msg, messageID{}, nil)
+		cmd, size = w.append(appendTargets(cmd, targets), msg, nil)
 	}
 	res := w.propose(at, cmd)
-	code, kept := w.p.fire(c, w.ref, uint32(len(cmd)), msg, targets, &w.want)
+	code, kept := w.p.fire(c, w.ref, size, msg, targets, &w.want)
 	w.same("kept", res.kept, kept)
 	if code == answerOK {
 		w.count.fires++

@@ -139,10 +139,10 @@ func (w *walker) enqueue() {
 	if died {
 		deaths = w.deaths()
 	}
-	cmd = appendMessage(cmd, &msg, messageID{}, deaths)
+	cmd, size := w.append(cmd, msg, deaths)
 	before := w.p.duplicates()
 	res := w.propose(at, cmd)
-	code, kept := w.p.enqueue(w.ref, uint32(len(cmd)), msg, died, targets, &w.want)
+	code, kept := w.p.enqueue(w.ref, size, msg, died, targets, &w.want)
 	w.count.duplicates += int(w.p.duplicates() - before)
 	w.same("kept", res.kept, kept)
 	w.agree(res.answer.Code, code)
@@ -194,9 +194,9 @@ func (w *walker) enter() {
 		id = w.queueID()
 	}
 	first, msg, at := w.one(2), w.message(), w.at()
-	cmd := appendMessage(appendTargets(appendEnter(nil, at, turn, first), []queueID{id}), &msg, messageID{}, nil)
+	cmd, size := w.append(appendTargets(appendEnter(nil, at, turn, first), []queueID{id}), msg, nil)
 	res := w.propose(at, cmd)
-	code, kept := w.p.enter(w.ref, uint32(len(cmd)), msg, turn, first, id, &w.want)
+	code, kept := w.p.enter(w.ref, size, msg, turn, first, id, &w.want)
 	w.same("kept", res.kept, kept)
 	w.count.entered += kept
 	w.agree(res.answer.Code, code)
@@ -387,16 +387,16 @@ func (w *walker) amend() {
 		c.place.first = uint64(w.rng.IntN(int(q.nextSeq) + 1))
 	}
 	at, targets, msg := w.at(), []queueID(nil), Message{}
-	cmd := c.appendTo(nil, at)
+	cmd, size := c.appendTo(nil, at), uint32(0)
 	if c.what.hasMessage() {
 		var deaths []Death
 		if msg = w.message(); c.what == amendReplay {
 			targets, deaths = w.targets()[:1], w.deaths()
 		}
-		cmd = appendMessage(appendTargets(cmd, targets), &msg, messageID{}, deaths)
+		cmd, size = w.append(appendTargets(cmd, targets), msg, deaths)
 	}
 	res := w.propose(at, cmd)
-	code, kept := w.p.amend(c, w.ref, uint32(len(cmd)), msg, targets, &w.want)
+	code, kept := w.p.amend(c, w.ref, size, msg, targets, &w.want)
 	w.same("kept", res.kept, kept)
 	if code == answerOK {
 		w.count.amended[c.what]++
@@ -489,9 +489,9 @@ func (w *walker) move() {
 	if w.one(2) {
 		targets = []queueID{parkingID}
 	}
-	cmd := appendMessage(appendTargets(appendMove(nil, at, source, seq), targets), &msg, messageID{}, w.deaths())
+	cmd, size := w.append(appendTargets(appendMove(nil, at, source, seq), targets), msg, w.deaths())
 	res := w.propose(at, cmd)
-	code, kept := w.p.move(w.ref, uint32(len(cmd)), msg, source, seq, targets, &w.want)
+	code, kept := w.p.move(w.ref, size, msg, source, seq, targets, &w.want)
 	w.same("kept", res.kept, kept)
 	if kept > 0 {
 		w.count.moves++

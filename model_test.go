@@ -100,7 +100,8 @@ func newSequence(t *rapid.T) *sequence {
 func (s *sequence) openBroker() {
 	e, err := bourse.NewLocalEngine("data", bourse.LocalOptions{FS: s.fs, SegmentBytes: 8 << 10, CheckpointBytes: 4 << 10})
 	require.NoError(s.t, err)
-	s.b, err = bourse.NewBroker(ctx, bourse.Options{Engine: e, Clock: s.clock})
+	compression := one(s.t, "compression", []bourse.Compression{bourse.CompressAuto, bourse.CompressOff})
+	s.b, err = bourse.NewBroker(ctx, bourse.Options{Engine: e, Clock: s.clock, Compression: compression})
 	require.NoError(s.t, err)
 }
 

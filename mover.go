@@ -89,6 +89,7 @@ type moving struct {
 	source  *shard
 	order   order
 	message Message
+	body    *compressed // of message, as it is in the log; nil: not compressed
 	deaths  []Death
 	made    messageID
 	targets []queueID
@@ -97,7 +98,7 @@ type moving struct {
 func (p *moving) AppendTo(dst []byte) []byte {
 	dst = appendMove(dst, p.v.b.now(), p.order.queue, p.order.seq)
 	dst = appendTargets(dst, p.targets)
-	return appendMessage(dst, &p.message, p.made, p.deaths)
+	return appendCompressed(dst, &p.message, p.body, p.made, p.deaths)
 }
 
 func (p *moving) Durable() bool { return true }
@@ -196,7 +197,7 @@ func (p *moving) forward() error {
 		}
 		a, err := target.call(p.v.over, durably, func(dst []byte, at instant) []byte {
 			dst = appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{id})
-			return appendMessage(dst, &p.message, p.made, p.deaths)
+			return appendCompressed(dst, &p.message, p.body, p.made, p.deaths)
 		})
 		if err == nil && a.Code == answerGone {
 			err = ErrQueueGone
@@ -217,8 +218,8 @@ func (p *moving) forward() error {
 
 func (p *moving) read() error {
 	var d Delivery
-	err := p.source.read(p.order.ref, p.order.part, p.order.size, &d)
-	p.message, p.deaths = d.Message, d.Deaths
+	body, err := p.source.readCompressed(p.order.ref, p.order.part, p.order.size, &d)
+	p.body, p.message, p.deaths = body, d.Message, d.Deaths
 	return err
 }
 

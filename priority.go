@@ -16,7 +16,7 @@ type entry struct {
 	seq        uint64  // order of arrival in this queue, from 1
 	ref        Ref     // the command in the log that holds the message
 	arrived    instant // when it came to this queue
-	size       uint32  // bytes of the command at ref, or of the part
+	size       uint32  // bytes of the command at ref, or of the part, as if its body were not compressed
 	deliveries uint32  // times it was handed out
 	failures   uint32  // times it went wrong
 	level      uint8   // 0 is served last

@@ -27,8 +27,9 @@ type publication struct {
 	message Message
 	made    uint64 // number of the id that the broker gives it
 	targets []queueID
-	few     [2]queueID // room for targets
-	index   int32      // in a batch
+	few     [2]queueID  // room for targets
+	body    *compressed // the body while p is proposed; nil: as it is in message
+	index   int32       // in a batch
 
 	parts     atomic.Pointer[parts] // if one command does not decide the outcome
 	abandoned atomic.Bool           // set under mu: the caller has body and headers back
@@ -52,7 +53,7 @@ func (p *publication) id() messageID { return messageID{instance: p.b.instance, 
 func (p *publication) AppendTo(dst []byte) []byte {
 	dst = appendHeader(dst, cmdEnqueue, p.b.now())
 	dst = appendTargets(dst, p.targets)
-	return appendMessage(dst, &p.message, p.id(), nil)
+	return appendCompressed(dst, &p.message, p.body, p.id(), nil)
 }
 
 // Durable implements Proposal.
@@ -212,7 +213,18 @@ func (p *publication) describe(err error) error {
 // submit routes p and proposes it. The outcome goes to its owner, at once or later.
 func (p *publication) submit() {
 	if shard := p.aim(nil); shard != nil {
-		p.proposed(shard.propose(p))
+		p.proposeTo(shard)
+	}
+}
+
+// proposeTo proposes p to the shard of all its targets.
+func (p *publication) proposeTo(s *shard) {
+	c := s.compress(p.message.Body)
+	p.body = c
+	err := s.propose(p)
+	c.release() // p may be another's by now
+	if err != nil {
+		p.proposed(err)
 	}
 }
 
@@ -265,6 +277,7 @@ type part struct {
 	p      *publication
 	of     *parts
 	target [1]queueID
+	body   *compressed // as in publication
 }
 
 // submitParts proposes a command for each target. They succeed or fail one by one.
@@ -272,6 +285,8 @@ func (p *publication) submitParts() {
 	all := make([]part, len(p.targets))
 	of := &parts{left: len(all)}
 	p.parts.Store(of)
+	c := p.b.compress(p.message.Body)
+	defer c.release()
 	for i, id := range p.targets {
 		all[i] = part{p: p, of: of, target: [1]queueID{id}}
 	}
@@ -279,6 +294,9 @@ func (p *publication) submitParts() {
 		t := &all[i]
 		shard, err := p.b.placement.toward(&p.message, t.target[0])
 		if err == nil {
+			if !shard.inMemory {
+				t.body = c
+			}
 			err = shard.propose(t)
 		}
 		switch {
@@ -294,7 +312,7 @@ func (p *publication) submitParts() {
 func (t *part) AppendTo(dst []byte) []byte {
 	dst = appendHeader(dst, cmdEnqueue, t.p.b.now())
 	dst = appendTargets(dst, t.target[:])
-	return appendMessage(dst, &t.p.message, t.p.id(), nil)
+	return appendCompressed(dst, &t.p.message, t.body, t.p.id(), nil)
 }
 
 // Durable implements Proposal.
@@ -455,7 +473,7 @@ func (c *company) add(p *publication) {
 		c.submit()
 	}
 	if log == nil {
-		p.proposed(shard.propose(p))
+		p.proposeTo(shard)
 		return
 	}
 	c.shard, c.log, c.ps = shard, log, append(c.ps, p)

@@ -28,21 +28,51 @@ func room(n int) []byte {
 	return b
 }
 
+// sureBytes: a command that is longer may be compressed, and then reading as much as its size says costs more than a look at its
+// length before.
+const sureBytes = 32 << 10
+
 // read fills d with the message in the command at ref, or a part of it.
 func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {
-	var cmd []byte
-	var env envelope
-	var err error
-	if part == 0 {
-		if cmd, err = s.log.Read(ref, int(size), room(int(size)+messageRoom)); err == nil {
-			env, err = envelopeOf(cmd)
-		}
-	} else {
-		cmd, env, err = s.readPart(ref, part)
+	cmd, env, err := s.readEnvelope(ref, part, size)
+	if err == nil {
+		cmd, err = env.expand(cmd)
 	}
 	if err != nil {
 		return err
 	}
+	return s.fill(d, cmd, &env)
+}
+
+// readCompressed is read, but leaves the body as it is: if it is compressed, that comes with it.
+func (s *shard) readCompressed(ref Ref, part uint8, size uint32, d *Delivery) (*compressed, error) {
+	cmd, env, err := s.readEnvelope(ref, part, size)
+	if err == nil {
+		err = s.fill(d, cmd, &env)
+	}
+	if err != nil || env.flags&flagCompressed == 0 {
+		return nil, err
+	}
+	return &compressed{block: env.body, saved: env.saved}, nil
+}
+
+// readEnvelope reads the command at ref, or a part of it, into memory of its own that has room for the body as it was published.
+func (s *shard) readEnvelope(ref Ref, part uint8, size uint32) (cmd []byte, env envelope, err error) {
+	if part != 0 {
+		return s.readPart(ref, part, size)
+	}
+	known := int(size)
+	if known > sureBytes {
+		known = 0
+	}
+	if cmd, err = s.log.Read(ref, known, room(int(size)+messageRoom)); err == nil {
+		env, err = envelopeOf(cmd)
+	}
+	return cmd, env, err
+}
+
+// fill makes a delivery of what was read.
+func (s *shard) fill(d *Delivery, cmd []byte, env *envelope) (err error) {
 	if d.Deaths, err = decodeDeaths(env.deaths); err != nil {
 		return err
 	}
@@ -54,7 +84,7 @@ func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {
 var bundles = sync.Pool{New: func() any { return new([]byte) }}
 
 // readPart reads a part of a bundle, into memory of its own.
-func (s *shard) readPart(ref Ref, part uint8) (b []byte, env envelope, err error) {
+func (s *shard) readPart(ref Ref, part uint8, size uint32) (b []byte, env envelope, err error) {
 	whole, _ := bundles.Get().(*[]byte) // the pool holds nothing else
 	defer bundles.Put(whole)
 	if *whole, err = s.log.Read(ref, 0, (*whole)[:0]); err != nil {
@@ -64,7 +94,7 @@ func (s *shard) readPart(ref Ref, part uint8) (b []byte, env envelope, err error
 	if err != nil {
 		return nil, env, err
 	}
-	b = append(room(len(found)+messageRoom), found...)
+	b = append(room(max(len(found), int(size))+messageRoom), found...)
 	env, err = envelopeIn(b)
 	return b, env, err
 }

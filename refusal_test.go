@@ -743,6 +743,7 @@ func TestOptionsRefused(t *testing.T) {
 		"Options.MaxQueues":       many(func(o *bourse.Options, n int) { o.MaxQueues = n }, -1, bourse.MaxQueues+1),
 		"Options.MaxBindings":     many(func(o *bourse.Options, n int) { o.MaxBindings = n }, -1, bourse.MaxBindings+1),
 		"Options.MaxSchedules":    many(func(o *bourse.Options, n int) { o.MaxSchedules = n }, -1, bourse.MaxSchedules+1),
+		"Options.Compression":     {{Compression: bourse.CompressOff + 1}, {Compression: 255}},
 		"Options.Engine":          {{Dir: "somewhere", Engine: e}},
 	} {
 		for _, o := range bad {

@@ -198,8 +198,10 @@ func (r *replay) move(ctx context.Context, m *Browsed) error {
 	}
 	c := amend{queue: m.Locator.id, place: m.Locator.at(), what: amendReplay, ref: m.ref}
 	call := &calling{done: make(chan struct{})}
+	body := source.compress(m.Body)
+	defer body.release()
 	call.posting = posting{b: r.b, how: durably, encode: func(dst []byte, at instant) []byte {
-		return m.appendReplay(appendTargets(c.appendTo(dst, at), []queueID{target.id}))
+		return m.appendReplay(appendTargets(c.appendTo(dst, at), []queueID{target.id}), body)
 	}}
 	if err := source.log.Propose(call); err != nil {
 		return err
@@ -209,11 +211,11 @@ func (r *replay) move(ctx context.Context, m *Browsed) error {
 }
 
 // appendReplay appends the message as it was before it died.
-func (m *Browsed) appendReplay(dst []byte) []byte {
+func (m *Browsed) appendReplay(dst []byte, body *compressed) []byte {
 	before := m.Message
 	before.Exchange, before.RoutingKey = m.Deaths[0].Exchange, m.Deaths[0].RoutingKey
 	before.DeliverAt = time.Time{}
-	return appendMessage(dst, &before, messageID{}, m.Deaths)
+	return appendCompressed(dst, &before, body, messageID{}, m.Deaths)
 }
 
 // settle waits for the outcome of the move that was sent first.
@@ -275,8 +277,10 @@ func (r *replay) again(ctx context.Context, m *Browsed) error {
 
 // copyTo moves m to a queue in another shard: first it is there, then it ends here. If it is cut off in between it is in both.
 func (r *replay) copyTo(ctx context.Context, m *Browsed, target queueDef, source, there *shard) error {
+	body := there.compress(m.Body)
+	defer body.release()
 	a, err := there.call(ctx, durably, func(dst []byte, at instant) []byte {
-		return m.appendReplay(appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{target.id}))
+		return m.appendReplay(appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{target.id}), body)
 	})
 	if err != nil {
 		return err

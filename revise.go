@@ -117,9 +117,11 @@ func (b *Broker) edit(ctx context.Context, l Locator, change func(m *Message) er
 			return err
 		}
 		c := amend{queue: def.id, place: now.place, what: amendEdit, ref: now.entry.ref}
+		body := shard.compress(d.Body)
 		a, err := shard.call(ctx, durably, func(dst []byte, at instant) []byte {
-			return appendMessage(appendTargets(c.appendTo(dst, at), nil), &d.Message, messageID{}, d.Deaths)
+			return appendCompressed(appendTargets(c.appendTo(dst, at), nil), &d.Message, body, messageID{}, d.Deaths)
 		})
+		body.release()
 		if err != nil {
 			return err
 		}

@@ -89,6 +89,7 @@ type firing struct {
 	command fire
 	name    string // of the schedule
 	message Message
+	body    *compressed // of message; nil: not compressed
 	targets []queueID
 }
 
@@ -99,7 +100,7 @@ func (p *firing) AppendTo(dst []byte) []byte {
 	if p.command.outcome != outcomeHere {
 		return dst
 	}
-	return appendMessage(appendTargets(dst, p.targets), &p.message, messageID{}, nil)
+	return appendCompressed(appendTargets(dst, p.targets), &p.message, p.body, messageID{}, nil)
 }
 
 // Durable implements Proposal.
@@ -158,6 +159,8 @@ func (v *scheduler) fire(id scheduleID) {
 		v.b.log.Warn("a schedule has no more fires", "schedule", a.Name)
 	}
 	if p.command.outcome == outcomeHere {
+		p.body = v.b.compress(a.Message.Body)
+		defer p.body.release() // no proposal is encoded after that
 		if err := p.address(&a); err != nil {
 			v.later(p, retryFire, err)
 			return
@@ -199,9 +202,13 @@ func (p *firing) address(a *appointment) error {
 		if shard == nil {
 			return ErrQueueGone
 		}
+		body := p.body
+		if shard.inMemory {
+			body = nil
+		}
 		answer, err := shard.call(p.v.over, durably, func(dst []byte, at instant) []byte {
 			dst = appendTargets(appendHeader(dst, cmdEnqueue, at), []queueID{id})
-			return appendMessage(dst, &p.message, messageID{}, nil)
+			return appendCompressed(dst, &p.message, body, messageID{}, nil)
 		})
 		if err == nil && answer.Code == answerFull {
 			err = b.fullError(answer)
