@@ -5,6 +5,8 @@
 # Every suite prints its seed when it fails, and the command that replays it.
 
 KILLS     ?= 200     # a writing process is killed with SIGKILL and recovered, so often
+EXT4      ?= 1000    # the power of a disk with ext4 is cut under a broker, so often; needs root
+XFS       ?= 200     # the same with XFS
 COMMANDS  ?= 1000000 # random commands to the queue machine, in step with a naive model
 SEQUENCES ?= 20000   # random sequences of calls of the public API, against a naive model
 RUNS      ?= 100000  # simulated runs of 500 commands each
@@ -19,7 +21,7 @@ MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill model sim planted crash bench depth poison unused floor replicate lint cover
+.PHONY: help test race invariants fuzz kill power model sim planted crash bench depth poison unused floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -37,7 +39,11 @@ fuzz:             ## every fuzz target of the module, FUZZTIME each
 	.ci/fuzz "$(strip $(FUZZTIME))"
 
 kill:             ## kill -9 in a loop: nothing confirmed is lost
-	.ci/suite . "$(KILL_TESTS)" -kills $(KILLS)
+	.ci/suite . "$(KILL_TESTS)" -kills $(KILLS) -v
+
+power:            ## the power of real file systems is cut in a loop: nothing confirmed is lost
+	.ci/suite . '^TestPower$$' -power.fs ext4 -power.cuts $(EXT4) -v
+	.ci/suite . '^TestPower$$' -power.fs xfs -power.cuts $(XFS) -v
 
 model:            ## machine and public API in step with naive models
 	.ci/suite . "$(MODEL_TESTS)" -commands $(COMMANDS) -sequences $(SEQUENCES)

@@ -110,13 +110,16 @@ func (k killName) body() []byte {
 }
 
 // killEngine has segments so small that files are changed, freed and used again all the time.
-func killEngine(dir string, gen int) (bourse.Engine, error) {
+func killEngine(mode, dir string, gen int) (bourse.Engine, error) {
 	size := []int{16 << 10, 64 << 10, 256 << 10}[gen%3]
-	return bourse.NewLocalEngine(dir, bourse.LocalOptions{SegmentBytes: size, CheckpointBytes: int64(2 * size)})
+	if mode == "power" { // for less time
+		size /= 4
+	}
+	return bourse.NewLocalEngine(dir, bourse.LocalOptions{SegmentBytes: size, CheckpointBytes: int64(2 * size), MinFreeDisk: -1})
 }
 
-func killOpen(dir string, gen int) (*bourse.Broker, error) {
-	e, err := killEngine(dir, gen)
+func killOpen(mode, dir string, gen int) (*bourse.Broker, error) {
+	e, err := killEngine(mode, dir, gen)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +157,7 @@ func TestKillChild(t *testing.T) {
 	gen, _ := strconv.Atoi(number)
 	c := &killChild{gen: gen}
 	var err error
-	c.b, err = killOpen(dir, gen)
+	c.b, err = killOpen(mode, dir, gen)
 	c.must("open", err)
 	c.say("opened")
 	if mode == "poison" {

@@ -40,6 +40,15 @@ func lockShared(name string) (io.Closer, error) {
 	return flock(f, syscall.LOCK_SH)
 }
 
+// flocked is a file with a lock that ends when it is closed, though a process that is just being started has copies of
+// all our files until it runs.
+type flocked struct{ *os.File }
+
+func (f flocked) Close() error {
+	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
+	return f.File.Close()
+}
+
 func flock(f *os.File, how int) (io.Closer, error) {
 	name := f.Name()
 	var err error
@@ -50,7 +59,7 @@ func flock(f *os.File, how int) (io.Closer, error) {
 		}
 	}
 	if err == nil {
-		return f, nil
+		return flocked{f}, nil
 	}
 	_ = f.Close()
 	if errors.Is(err, syscall.EWOULDBLOCK) {

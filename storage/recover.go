@@ -611,7 +611,6 @@ func (l *Log) goOn(t tail) error {
 			l.removeSegments([]*segment{other})
 		}
 	}
-	l.chain = nil
 	first := t.seq
 	hasHeader := s.header
 	if t.touched || s.size < headerBytes+endBytes {
@@ -676,7 +675,6 @@ func (l *Log) cut(t tail) (*segment, error) {
 		l.spares = append(l.spares, next)
 	}
 	next := l.spares[0]
-	l.spares = l.spares[1:]
 	next.first = t.seq + 1 + uint64(size-int64(t.offset))/recordBytes
 
 	b := make([]byte, max(int(s.size)-int(t.offset), headerBytes+endBytes))
@@ -694,5 +692,7 @@ func (l *Log) cut(t tail) (*segment, error) {
 		return nil, err
 	}
 	l.segments[s.number] = s
+	l.spares = l.spares[1:]
+	l.chain[next.number] = next // to be closed if the rest fails
 	return next, nil
 }
