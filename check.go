@@ -260,6 +260,11 @@ func (r *readySet) check(once func(entry, bool)) {
 	blocks := make(map[*block]bool)
 	for i := range r.lines {
 		l := &r.lines[i]
+		if l.cold != nil {
+			l.cold.check()
+			invariant.Check(!blocks[l.cold.front] && l.cold.front != r.spare, "ready 4: a block at level %d is used twice", i)
+			blocks[l.cold.front] = true
+		}
 		for _, b := range l.row[l.head:] {
 			invariant.Check(b.first < b.last, "ready 4: an empty block at level %d", i)
 			invariant.Check(!blocks[b] && b != r.spare, "ready 4: a block at level %d is used twice", i)
@@ -270,6 +275,20 @@ func (r *readySet) check(once func(entry, bool)) {
 		invariant.Check(r.lines[l].n == per[l], "ready 5: level %d holds %d, counted %d", l, per[l], r.lines[l].n)
 	}
 	invariant.Check(n == r.n && bytes == r.bytes, "ready 3: %d messages of %d bytes, counted %d and %d", n, bytes, r.n, r.bytes)
+}
+
+func (c *cold) check() {
+	invariant.Check(c.front.first < c.front.last, "cold 1: nothing is at the front")
+	for _, p := range c.row[c.head:] {
+		invariant.Check(p.n > 0 && p.n <= blockEntries, "cold 1: %d packed", p.n)
+		var room [blockEntries]entry
+		entries := p.unpack(room[:])
+		invariant.Check(entries[0] == p.first && entries[p.n-1] == p.last, "cold 2: from %d to %d are %d to %d", p.first.seq, p.last.seq,
+			entries[0].seq, entries[p.n-1].seq)
+	}
+	for _, p := range c.row[:c.head] {
+		invariant.Check(p == nil, "cold 3: a block before the head is kept")
+	}
 }
 
 func (l *ledger) check(r *roster, once func(entry, bool)) {

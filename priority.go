@@ -46,13 +46,15 @@ type readySet struct {
 	n        int
 	bytes    int64
 	spare    *block // one emptied block, kept for the next push
+	shape    blockShape
 }
 
 // line is the messages of one level. New ones always have the highest seq so far and go to
-// the tail of a row of blocks. One that comes back, or comes from another level, may have any seq, usually one lower
-// than the head, and goes into returned, which is nil in a queue where nothing ever comes
-// back. The next message is the one with the lower seq of both heads.
+// the tail of a row of blocks; when there are many, the first of the row goes to the cold part. One that comes back, or comes from
+// another level, may have any seq, usually one lower than the head, and goes into returned, which is nil in a queue
+// where nothing ever comes back. The next message is the one with the lower seq of both heads.
 type line struct {
+	cold     *cold    // what goes before the row; nil while the line is short
 	row      []*block // the blocks are row[head:], in order
 	head     int
 	n        int // messages, those of returned included
@@ -72,13 +74,18 @@ func bySeq(a, b entry) bool { return a.seq < b.seq }
 
 func byLevel(a, b entry) bool { return a.level < b.level || a.level == b.level && a.seq < b.seq }
 
-func newReadySet(levels int) readySet { return readySet{lines: make([]line, levels)} }
+func newReadySet(levels int) readySet {
+	return readySet{lines: make([]line, levels), shape: usualShape}
+}
 
 // push adds e, whose seq is higher than any that was pushed before, at the tail of its level.
 func (r *readySet) push(e entry) {
 	l := &r.lines[e.level]
 	n := len(l.row)
-	if n == l.head || l.row[n-1].last == blockEntries {
+	if n == l.head || l.row[n-1].last == r.shape.full {
+		if n-l.head >= r.shape.warm {
+			r.chill(l)
+		}
 		l.append(r.fresh())
 		n = len(l.row)
 	}
@@ -131,6 +138,10 @@ func (l *line) cut(i int) {
 
 // next is the first of the blocks, which returned may come before; nil if there is none.
 func (l *line) next() *entry {
+	if l.cold != nil {
+		b := l.cold.front
+		return &b.entries[b.first]
+	}
 	if l.head == len(l.row) {
 		return nil
 	}
@@ -139,7 +150,7 @@ func (l *line) next() *entry {
 }
 
 func (l *line) empty() bool {
-	return l.head == len(l.row) && (l.returned == nil || l.returned.Len() == 0)
+	return l.cold == nil && l.head == len(l.row) && (l.returned == nil || l.returned.Len() == 0)
 }
 
 // insert puts e back to the place that its seq gives it in its level.
@@ -248,6 +259,10 @@ func (r *readySet) popOf(level int) entry {
 
 // dropFirst takes the first entry out of the blocks of l.
 func (r *readySet) dropFirst(l *line) {
+	if l.cold != nil {
+		l.cold.dropFirst(r, l)
+		return
+	}
 	b := l.row[l.head]
 	b.first++
 	if b.first == b.last {
@@ -314,6 +329,11 @@ func (r *readySet) find(level uint8, seq uint64) (entry, bool) {
 	if n, i, ok := l.search(seq); ok {
 		return l.row[n].entries[i], true
 	}
+	if l.cold != nil {
+		if e, ok := l.cold.find(seq); ok {
+			return e, true
+		}
+	}
 	if l.returned != nil {
 		if e, ok := l.returned.Get(entry{seq: seq}); ok {
 			return e, true
@@ -335,11 +355,18 @@ func (l *line) search(seq uint64) (n, i int, found bool) {
 	if n == len(l.row) {
 		return n, 0, false
 	}
-	b := l.row[n]
-	i, found = slices.BinarySearchFunc(b.entries[b.first:b.last], seq, func(e entry, seq uint64) int {
-		return cmp.Compare(e.seq, seq)
-	})
-	return n, b.first + i, found
+	i, found = l.row[n].search(seq)
+	return n, i, found
+}
+
+// search finds the place of seq in b: that of the first entry that is not before it, and whether that is seq.
+func (b *block) search(seq uint64) (int, bool) {
+	i, found := searchEntries(b.entries[b.first:b.last], seq)
+	return b.first + i, found
+}
+
+func searchEntries(entries []entry, seq uint64) (int, bool) {
+	return slices.BinarySearchFunc(entries, seq, func(e entry, seq uint64) int { return cmp.Compare(e.seq, seq) })
 }
 
 // from calls yield with the messages of a level from seq on, in order, until it returns false.
@@ -369,7 +396,12 @@ func (r *readySet) from(level int, seq uint64, yield func(entry) bool) {
 func (l *line) from(seq uint64, yield func(entry) bool) {
 	n, i, _ := l.search(seq)
 	more := true
+	var w coldCursor
+	if l.cold != nil {
+		w = l.cold.from(seq)
+	}
 	upTo := func(end uint64) { // what is in the blocks and before end
+		more = more && w.before(end, yield, nil)
 		for more && n < len(l.row) && l.row[n].entries[i].seq < end {
 			more = yield(l.row[n].entries[i])
 			if i++; i == l.row[n].last {
@@ -395,6 +427,12 @@ func (r *readySet) remove(level uint8, seq uint64) (entry, bool) {
 	l := &r.lines[level]
 	n, i, ok := l.search(seq)
 	if !ok {
+		if l.cold != nil {
+			if e, ok := l.cold.remove(r, l, seq); ok {
+				r.removed(e)
+				return e, true
+			}
+		}
 		if l.returned != nil {
 			if e, ok := l.returned.Delete(entry{seq: seq}); ok {
 				r.removed(e)
@@ -406,22 +444,17 @@ func (r *readySet) remove(level uint8, seq uint64) (entry, bool) {
 	b := l.row[n]
 	e := b.entries[i]
 	switch {
-	case n == l.head && i == b.first:
+	case l.cold == nil && n == l.head && i == b.first:
 		r.dropFirst(l)
 	case b.first+1 == b.last:
 		l.cut(n)
 		r.recycle(b)
 	default:
-		if b.shared {
-			b = r.copyOf(b)
-			i -= l.row[n].first
-			l.row[n] = b
-		}
-		copy(b.entries[i:], b.entries[i+1:b.last])
-		b.last--
-		if n+1 < len(l.row) && b.len()+l.row[n+1].len() <= blockEntries/2 {
+		b = r.without(b, i)
+		l.row[n] = b
+		if n+1 < len(l.row) && b.len()+l.row[n+1].len() <= r.shape.full/2 {
 			r.merge(l, n)
-		} else if n > l.head && l.row[n-1].len()+b.len() <= blockEntries/2 {
+		} else if n > l.head && l.row[n-1].len()+b.len() <= r.shape.full/2 {
 			r.merge(l, n-1)
 		}
 	}
@@ -430,6 +463,17 @@ func (r *readySet) remove(level uint8, seq uint64) (entry, bool) {
 }
 
 func (b *block) len() int { return b.last - b.first }
+
+// without returns b, or a copy of it if that is shared, without the entry at i, which is not its only one.
+func (r *readySet) without(b *block, i int) *block {
+	if b.shared {
+		i -= b.first
+		b = r.copyOf(b)
+	}
+	copy(b.entries[i:], b.entries[i+1:b.last])
+	b.last--
+	return b
+}
 
 // copyOf returns the entries of b in a block of its own, from its beginning.
 func (r *readySet) copyOf(b *block) *block {
@@ -469,6 +513,9 @@ type readyView struct {
 
 type lineView struct {
 	level    uint8
+	n        int          // messages at that level
+	front    blockView    // first of the cold part; none: without a block
+	packed   []*coldBlock // the others of it
 	blocks   []blockView
 	returned *btree.BTreeG[entry]
 	grouped  *btree.BTreeG[entry] // of all levels; nil: none
@@ -498,18 +545,40 @@ func (r *readySet) look(share bool) readyView {
 		if l.empty() && grouped == nil {
 			continue
 		}
-		lv := lineView{level: uint8(i), grouped: grouped}
-		for _, b := range l.row[l.head:] {
-			b.shared = b.shared || share
-			lv.blocks = append(lv.blocks, blockView{b, b.first, b.last})
+		lv := l.look(share)
+		lv.level, lv.n, lv.grouped = uint8(i), l.n, grouped
+		if grouped != nil {
+			lv.n += r.perLevel[i]
 		}
-		if lv.returned = l.returned; share && l.returned != nil {
+		if share && l.returned != nil {
 			lv.returned = l.returned.Clone()
 		}
 		v.lines = append(v.lines, lv)
 	}
 	return v
 }
+
+// look is what is in the blocks of l, and what was returned to it.
+func (l *line) look(share bool) lineView {
+	v := lineView{returned: l.returned}
+	if c := l.cold; c != nil {
+		v.front, v.packed = c.front.look(share), c.row[c.head:]
+		if share {
+			v.packed = slices.Clone(v.packed)
+		}
+	}
+	for _, b := range l.row[l.head:] {
+		v.blocks = append(v.blocks, b.look(share))
+	}
+	return v
+}
+
+func (b *block) look(share bool) blockView {
+	b.shared = b.shared || share
+	return blockView{b, b.first, b.last}
+}
+
+func (v blockView) entries() []entry { return v.block.entries[v.first:v.last] }
 
 // each is readySet.each for a view.
 func (v readyView) each(yield func(entry) bool) {
@@ -521,54 +590,82 @@ func (v readyView) each(yield func(entry) bool) {
 }
 
 // each yields the messages of the line, those with a group in between, and reports whether yield always wanted more.
-func (l *lineView) each(yield func(entry) bool) bool {
-	c, on := lineCursor{blocks: l.blocks}, true
+func (l *lineView) each(yield func(entry) bool) bool { return l.walk(lineCursor{yield: yield}) }
+
+// walk goes over the line with c, and reports whether that always wanted more.
+func (l *lineView) walk(c lineCursor) bool {
+	c.cold, c.blocks = coldCursor{packed: l.packed}, l.blocks
+	if l.front.block != nil {
+		c.cold.front = l.front.entries()
+	}
 	if l.returned != nil && l.returned.Len() > 0 {
 		c.back = make([]entry, 0, l.returned.Len())
 		l.returned.Ascend(func(e entry) bool { c.back = append(c.back, e); return true })
 	}
+	on := true
 	if l.grouped != nil {
 		l.grouped.AscendGreaterOrEqual(entry{level: l.level}, func(e entry) bool {
 			if e.level != l.level {
 				return false
 			}
-			on = c.before(e.seq, yield) && yield(e)
+			on = c.before(e.seq) && c.yield(e)
 			return on
 		})
 	}
-	return on && c.before(math.MaxUint64, yield)
+	return on && c.before(math.MaxUint64)
 }
 
 // lineCursor is how far a walk through the blocks of a line, and what was returned to it, has come.
 type lineCursor struct {
-	blocks []blockView
-	passed int // of blocks[0]
+	yield func(entry) bool
+	whole func(*coldBlock) bool // gets a packed block that nothing comes between, in place of yield; nil: none
+
+	cold   coldCursor
+	open   []entry     // of the block in which it is
+	blocks []blockView // behind it
 	back   []entry
 }
 
 // before yields what comes before seq, and reports whether yield always wanted more.
-func (c *lineCursor) before(seq uint64, yield func(entry) bool) bool {
+func (c *lineCursor) before(seq uint64) bool {
 	for {
-		var next *entry
-		if len(c.blocks) > 0 {
-			b := &c.blocks[0]
-			next = &b.block.entries[b.first+c.passed]
+		end := seq // for what is in the blocks
+		if len(c.back) > 0 {
+			end = min(end, c.back[0].seq)
 		}
-		fromBack := len(c.back) > 0 && (next == nil || c.back[0].seq < next.seq)
-		if fromBack {
-			next = &c.back[0]
-		}
-		if next == nil || next.seq >= seq {
-			return true
-		}
-		e := *next
-		if fromBack {
-			c.back = c.back[1:]
-		} else if c.passed++; c.blocks[0].first+c.passed == c.blocks[0].last {
-			c.blocks, c.passed = c.blocks[1:], 0
-		}
-		if !yield(e) {
+		if !c.inBlocks(end) {
 			return false
 		}
+		if end == seq {
+			return true
+		}
+		e := c.back[0]
+		c.back = c.back[1:]
+		if !c.yield(e) {
+			return false
+		}
+	}
+}
+
+// inBlocks is before, but for what was returned.
+func (c *lineCursor) inBlocks(seq uint64) bool {
+	if !c.cold.before(seq, c.yield, c.whole) {
+		return false
+	}
+	for {
+		for len(c.open) > 0 {
+			e := c.open[0]
+			if e.seq >= seq {
+				return true
+			}
+			c.open = c.open[1:]
+			if !c.yield(e) {
+				return false
+			}
+		}
+		if len(c.blocks) == 0 {
+			return true
+		}
+		c.open, c.blocks = c.blocks[0].entries(), c.blocks[1:]
 	}
 }

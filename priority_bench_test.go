@@ -100,6 +100,7 @@ type cycle struct {
 
 func newCycle(t testing.TB, waiting int) *cycle {
 	c := &cycle{single: newSingle(t, Queue{}), body: make([]byte, 100)}
+	c.q.ready.shape = largeShape
 	for range waiting {
 		c.enqueue(0)
 	}
@@ -173,6 +174,7 @@ func TestMachineAllocatesNothing(t *testing.T) {
 		t.Skip("the costly checks allocate")
 	}
 	r, seq := waitingReadySet(10, 10_000)
+	r.shape = largeShape
 	require.Zero(t, testing.AllocsPerRun(5000, func() {
 		seq++
 		r.push(entry{seq: seq, level: uint8(seq % 10)})

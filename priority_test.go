@@ -40,6 +40,7 @@ func requireReady(t require.TestingT, r *readySet, p *plainReadySet) {
 	}
 	require.True(t, slices.Equal(got, want), "got %v\nwant %v", got, want)
 	require.Equal(t, len(want), r.n)
+	require.Equal(t, plainChain(want), readyChain(r.look(false)), "in a snapshot")
 	if r.n > 0 {
 		p.sort()
 		require.Equal(t, (*p)[0], r.first())
@@ -50,17 +51,20 @@ func TestReadySetModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		levels := rapid.SampledFrom([]int{1, 2, 10, 64, 65, 256}).Draw(t, "levels")
 		r, p := newReadySet(levels), plainReadySet{}
+		r.shape = rapid.SampledFrom(coldShapes).Draw(t, "shape")
 		seq := uint64(0)
 		var out []entry // popped or removed, may come back
 		type seen struct {
-			view readyView
-			want []entry
+			view  readyView
+			want  []entry
+			chain []byte
 		}
 		var views []seen
 		push := func(n int) {
 			for range n {
 				seq++
-				e := entry{seq: seq, size: uint32(seq % 7), level: uint8((seq * 2654435761 >> 7) % uint64(levels))}
+				e := drawnEntry(seq)
+				e.level = uint8((seq * 2654435761 >> 7) % uint64(levels))
 				r.push(e)
 				p = append(p, e)
 			}
@@ -131,8 +135,20 @@ func TestReadySetModel(t *testing.T) {
 					views = views[1:]
 				}
 				v := seen{view: r.view()}
+				v.chain = readyChain(v.view)
 				v.view.each(func(e entry) bool { v.want = append(v.want, e); return true })
 				views = append(views, v)
+			},
+			"from": func(t *rapid.T) {
+				level := uint8(rapid.IntRange(0, levels-1).Draw(t, "level"))
+				at := uint64(rapid.IntRange(0, int(seq)+1).Draw(t, "seq"))
+				limit := rapid.IntRange(1, 300).Draw(t, "limit")
+				want := slices.DeleteFunc(slices.Clone(p), func(e entry) bool { return e.level != level || e.seq < at })
+				slices.SortFunc(want, bySeqOrder)
+				want = want[:min(len(want), limit)]
+				var got []entry
+				r.from(int(level), at, func(e entry) bool { got = append(got, e); return len(got) < limit })
+				require.True(t, slices.Equal(want, got), "from %d: got %v\nwant %v", at, got, want)
 			},
 			"": func(t *rapid.T) {
 				requireReady(t, &r, &p)
@@ -140,6 +156,7 @@ func TestReadySetModel(t *testing.T) {
 					var got []entry
 					v.view.each(func(e entry) bool { got = append(got, e); return true })
 					require.True(t, slices.Equal(v.want, got), "a view has changed")
+					require.Equal(t, v.chain, readyChain(v.view), "what a view writes has changed")
 				}
 			},
 		})
@@ -166,6 +183,7 @@ func TestReadySetMergesBlocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			const n, keep = 100 * blockEntries, 97
 			r := newReadySet(1)
+			r.shape = largeShape
 			for seq := range uint64(n) {
 				r.push(entry{seq: seq})
 			}
@@ -180,7 +198,11 @@ func TestReadySetMergesBlocks(t *testing.T) {
 			require.Equal(t, left, r.n)
 			r.check(func(entry, bool) {})
 			l := &r.lines[0]
-			require.LessOrEqual(t, len(l.row)-l.head, 1+4*left/blockEntries, "%d messages", left)
+			blocks := len(l.row) - l.head
+			if l.cold != nil {
+				blocks += 1 + len(l.cold.row) - l.cold.head
+			}
+			require.LessOrEqual(t, blocks, 2+4*left/blockEntries, "%d messages", left)
 		})
 	}
 }
@@ -188,36 +210,43 @@ func TestReadySetMergesBlocks(t *testing.T) {
 // A view keeps what is removed from its blocks: at the front, in between, at the end, and of several at once.
 func TestReadySetViewKeepsRemoved(t *testing.T) {
 	const n = 3 * blockEntries
-	for _, gone := range [][]uint64{{0}, {5}, {blockEntries - 1}, {blockEntries}, {n - 1}, {5, 6, blockEntries + 7, n - 2, n - 1}} {
-		r := newReadySet(1)
-		for seq := range uint64(n) {
-			r.push(entry{seq: seq})
+	for _, shape := range coldShapes {
+		for _, gone := range [][]uint64{{0}, {5}, {blockEntries - 1}, {blockEntries}, {n - 1}, {5, 6, blockEntries + 7, n - 2, n - 1}} {
+			r := newReadySet(1)
+			r.shape = shape
+			for seq := range uint64(n) {
+				r.push(entry{seq: seq})
+			}
+			v := r.view()
+			for i, seq := range gone {
+				requireRemove(t, &r, entry{seq: seq})
+				r.push(entry{seq: uint64(n + i)})
+			}
+			want := uint64(0)
+			v.each(func(e entry) bool {
+				require.Equal(t, want, e.seq, "removed %v", gone)
+				want++
+				return true
+			})
+			require.Equal(t, uint64(n), want)
+			r.check(func(entry, bool) {})
 		}
-		v := r.view()
-		for i, seq := range gone {
-			requireRemove(t, &r, entry{seq: seq})
-			r.push(entry{seq: uint64(n + i)})
-		}
-		want := uint64(0)
-		v.each(func(e entry) bool {
-			require.Equal(t, want, e.seq, "removed %v", gone)
-			want++
-			return true
-		})
-		require.Equal(t, uint64(n), want)
-		r.check(func(entry, bool) {})
 	}
 }
 
 // A row whose head moves on for ever does not grow.
 func TestReadySetRowIsUsedAgain(t *testing.T) {
-	r, seq := waitingReadySet(1, 20*blockEntries)
+	r, seq := newReadySet(1), uint64(0)
+	for r.shape = largeShape; seq < 20*blockEntries; {
+		seq++
+		r.push(entry{seq: seq})
+	}
 	for range 1000 * blockEntries {
 		seq++
 		r.push(entry{seq: seq})
 		r.pop()
 	}
-	require.Less(t, cap(r.lines[0].row), 100)
+	require.Less(t, cap(r.lines[0].row)+cap(r.lines[0].cold.row), 100)
 	r.check(func(entry, bool) {})
 }
 

@@ -26,7 +26,7 @@ import (
 //	          groups    see groups.head; then by seat: turn, name
 //	          ids       count, then by seq: key, seq, until
 //	          inbox     likewise
-//	          ready     count, then by level and seq: entry
+//	          ready     count of levels, then by level: level, count, then by seq a chain, see appendLink
 //	          delayed   count, then by time: at, entry
 //	          dying     count, then by seq: entry, at, reason, note
 //	          consumers count, then by attachment: id, prefetch, priority, pull, lastTag, turn
@@ -217,10 +217,10 @@ func (v *view) write(emit func(piece []byte) error) error {
 				})
 			}
 		}
-		buf = wire.AppendUvarint(buf, uint64(q.ready.n))
-		q.ready.each(func(e entry) bool {
-			buf = appendEntry(buf, &e)
-			return room()
+		buf = q.ready.write(buf, func(b []byte) ([]byte, bool) {
+			buf = b
+			more := room()
+			return buf, more
 		})
 		buf = wire.AppendUvarint(buf, uint64(treeLen(q.delayed)))
 		if q.delayed != nil {
@@ -355,8 +355,7 @@ func (q *queue) decode(r *wire.Reader, own bool, keep func(Ref)) {
 	q.decodeIDs(r)
 	q.nameAll()
 	extras, ids := 0, 0
-	take := func() entry {
-		e := decodeEntry(r, q.def.Priorities)
+	taken := func(e entry) entry {
 		if q.def.Dedup.UntilDone && q.ids.has(q.number(e)) {
 			ids++
 		}
@@ -371,15 +370,10 @@ func (q *queue) decode(r *wire.Reader, own bool, keep func(Ref)) {
 		}
 		return e
 	}
-	last := entry{}
-	for range r.Count(smallestEntry) {
-		e := take()
-		if q.ready.n > 0 && (e.level < last.level || e.level == last.level && e.seq <= last.seq) {
-			r.Fail()
-			return
-		}
-		q.pushReady(e)
-		last = e
+	take := func() entry { return taken(decodeEntry(r, q.def.Priorities)) }
+	q.decodeReady(r, taken)
+	if r.Err() != nil {
+		return
 	}
 	if n := r.Count(smallestEntry); n > 0 {
 		q.delayed = btree.NewG(16, byTime)

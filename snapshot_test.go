@@ -98,9 +98,15 @@ func TestSnapshotSpoilt(t *testing.T) {
 	}
 	block := func(q *queue) []entry {
 		for i := range q.ready.lines {
-			if l := &q.ready.lines[i]; l.head < len(l.row) && l.row[l.head].len() > 1 {
-				b := l.row[l.head]
-				return b.entries[b.first:b.last]
+			l := &q.ready.lines[i]
+			open := l.row[l.head:]
+			if l.cold != nil {
+				open = append([]*block{l.cold.front}, open...)
+			}
+			for _, b := range open {
+				if b.len() > 1 {
+					return b.entries[b.first:b.last]
+				}
 			}
 		}
 		return nil

@@ -54,6 +54,7 @@ var pureFiles = []string{
 	"schedule.go",
 	"agenda.go",
 	"priority.go",
+	"cold.go",
 	"deadletter.go",
 	"ledger.go",
 	"command.go",
