@@ -444,15 +444,16 @@ func (q *queue) decodeExtras(r *wire.Reader) {
 			}
 			x.group = names[string(name)]
 		}
-		if x.first = r.Uvarint(); x.first != 0 {
-			q.tailed++
-		}
+		x.first = r.Uvarint()
 		if len(x.group) > MaxNameBytes || x.seq <= last || x.first >= x.seq || x.ttl < NoWait || x.ttl > MaxDelay ||
 			x == (extra{seq: x.seq}) {
 			r.Fail()
 			return
 		}
 		q.setExtra(x)
+		if x.first != 0 {
+			q.tailed++
+		}
 		last = x.seq
 	}
 }
