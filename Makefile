@@ -13,15 +13,20 @@ RUNS      ?= 100000  # simulated runs of 500 commands each
 RATE      ?= 200     # of them a second, at least
 IMAGES    ?= 20000   # disks cut at a write or a sync under a broker, recovered and compared
 SEEDS     ?= 12      # the same for the log alone: workloads that are cut at every call, some 20,000 disks
-FUZZTIME  ?= 20000x  # per fuzz target; also a time, such as 10m
+OPENS     ?= 200000  # damaged directories that are opened and read
+FAULTS    ?= 3000    # calls of the file system that are made to fail under the log, and as many under a broker
+FUZZTIME  ?= 70000x  # per fuzz target; also a time, such as 10m
+EXECS     ?= 1000000 # executions of all fuzz targets together, at least
+TARGETS   ?= 12      # fuzz targets, at least
 
 # Which tests make up a suite. A pattern that finds no test is an error, not a pass.
 KILL_TESTS  = ^TestKill
 MODEL_TESTS = ^Test(Model|Machine)
 CRASH_TESTS = ^TestCrash
+FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill power model sim planted crash bench depth poison unused floor replicate lint cover
+.PHONY: help test race invariants fuzz kill power model sim planted crash damage faults bench depth poison unused floor replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -36,7 +41,7 @@ invariants:       ## the same with the costly assertions on
 	go test -tags invariants -timeout 20m ./...
 
 fuzz:             ## every fuzz target of the module, FUZZTIME each
-	.ci/fuzz "$(strip $(FUZZTIME))"
+	.ci/fuzz "$(strip $(FUZZTIME))" $(TARGETS) $(EXECS)
 
 kill:             ## kill -9 in a loop: nothing confirmed is lost
 	.ci/suite . "$(KILL_TESTS)" -kills $(KILLS) -v
@@ -57,6 +62,13 @@ planted:          ## mistakes planted in the machine: the simulation finds each
 crash:            ## power cuts at every write and sync, of the log and of the broker
 	.ci/suite ./storage "$(CRASH_TESTS)" -crash.seeds $(SEEDS)
 	.ci/suite . "$(CRASH_TESTS)" -images $(IMAGES)
+
+damage:           ## damaged directories: each opens with what was written, or says which file is bad
+	.ci/suite ./storage '^TestDamage' -damage.opens $(OPENS) -v
+
+faults:           ## every call of the file system fails, in every way: nothing that was reported is lost
+	.ci/suite ./storage "$(FAULT_TESTS)" -faults.points $(FAULTS) -v
+	.ci/suite . "$(FAULT_TESTS)" -faults.points $(FAULTS) -v
 
 bench:            ## the benchmarks; say machine, commit and options with every figure
 	go test -run '^$$' -bench . -benchmem ./...

@@ -7,14 +7,11 @@ package bourse_test
 
 import (
 	"bufio"
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -164,106 +161,6 @@ func TestDiskFullFrees(t *testing.T) {
 	_, there := b.QueueStats("other")
 	require.False(t, there)
 	require.NoError(t, b.Close())
-}
-
-// TestFaultEveryCall makes one call after the other fail, once or for ever.
-func TestFaultEveryCall(t *testing.T) {
-	noLeaks(t)
-	points := 0
-	for _, fault := range []error{syscall.EIO, syscall.ENOSPC, syscall.EMFILE, storage.ErrShortWrite} {
-		for _, forever := range []bool{false, true} {
-			for n := 1; ; n++ {
-				fs := &storage.MemFS{}
-				reached := faultAt(t, fs, n, fault, forever)
-				points++
-				if !reached {
-					break
-				}
-			}
-		}
-	}
-	fmt.Printf("faults: %d points, 0 lost\n", points)
-	require.Greater(t, points, 200)
-}
-
-// faultAt works with a broker whose n-th call fails, and reports whether there was one.
-func faultAt(t *testing.T, fs *storage.MemFS, n int, fault error, forever bool) (reached bool) {
-	what := fmt.Sprintf("%v at call %d, for ever: %t", fault, n, forever)
-	var hit, off atomic.Bool
-	rule := func(op, name string, k int) error {
-		if off.Load() || k < n || k > n && !forever || errors.Is(fault, storage.ErrShortWrite) && op != "write" {
-			return nil
-		}
-		hit.Store(true)
-		return &os.PathError{Op: op, Path: name, Err: fault}
-	}
-	var confirmed, acked []string
-	b, err := openFault(&storage.FaultFS{FS: fs, Rule: rule}, "data")
-	if err == nil {
-		confirmed, acked, err = faultWork(t, b, what)
-		if closed := b.Close(); err == nil {
-			err = closed
-		}
-	}
-	if err != nil {
-		full := errors.Is(fault, syscall.ENOSPC) || errors.Is(fault, syscall.EMFILE)
-		typed := errors.Is(err, bourse.ErrStorage) || full && errors.Is(err, bourse.ErrDiskFull)
-		require.True(t, typed, "%s: %v", what, err)
-		require.True(t, hit.Load(), "%s: %v", what, err)
-	}
-	off.Store(true)
-	b, err = openFault(fs, "data")
-	require.NoError(t, err, what)
-	var found []string
-	if _, ok := b.QueueStats("q"); ok {
-		held, err := bourse.Browse(b, "q")
-		require.NoError(t, err, what)
-		for _, h := range held {
-			found = append(found, h.Message.ID)
-		}
-	}
-	for _, id := range confirmed {
-		require.Equal(t, !slices.Contains(acked, id), slices.Contains(found, id), "%s: %s, found %v", what, id, found)
-	}
-	require.NoError(t, b.Close(), what)
-	return hit.Load() || forever && n == 1
-}
-
-// faultWork publishes and acks until something fails.
-func faultWork(t *testing.T, b *bourse.Broker, what string) (confirmed, acked []string, err error) {
-	bounded, cancel := context.WithTimeout(ctx, testTimeout)
-	defer cancel()
-	if err := b.Declare(bounded, bourse.Queue{Name: "q"}); err != nil {
-		return nil, nil, err
-	}
-	s, err := b.Subscribe(bounded, "q", bourse.SubscribeOptions{Prefetch: 1})
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := range 8 {
-		id := fmt.Sprint("m", i)
-		err := b.Publish(bounded, bourse.Message{RoutingKey: "q", ID: id, Body: make([]byte, 30_000)})
-		require.NotErrorIs(t, err, context.DeadlineExceeded, what)
-		if err != nil {
-			return confirmed, acked, err
-		}
-		confirmed = append(confirmed, id)
-		if i%2 == 1 {
-			continue
-		}
-		d, err := s.Next(bounded)
-		require.NotErrorIs(t, err, context.DeadlineExceeded, what)
-		if err != nil {
-			return confirmed, acked, err
-		}
-		if err := d.AckSync(bounded); err != nil {
-			require.NotErrorIs(t, err, context.DeadlineExceeded, what)
-			confirmed = slices.DeleteFunc(confirmed, func(c string) bool { return c == d.ID }) // may be gone
-			return confirmed, acked, err
-		}
-		acked = append(acked, d.ID)
-	}
-	return confirmed, acked, nil
 }
 
 // TestFailedSync: the outcome of what was on its way is unknown, all later calls say why, and Close works.

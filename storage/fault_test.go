@@ -2,9 +2,7 @@ package storage
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"math/rand"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -15,72 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Goal: every call of the file system may fail, and nothing that was reported is
-// lost; a failed write or sync is final; a full disk is not. Method: the application
-// runs again and again, each time with another call failing, closes, and is opened
-// without faults; the model says what must be there. The rules of a full disk are
-// tested by a MemFS of limited capacity.
-
-func TestEveryCallFails(t *testing.T) {
-	points, tolerated := 0, 0
-	for name, fault := range map[string]error{
-		"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EMFILE": syscall.EMFILE, "short": ErrShortWrite,
-	} {
-		for n := 1; ; n++ {
-			what := fmt.Sprintf("%s at call %d", name, n)
-			fs := &MemFS{}
-			var hit atomic.Bool
-			ffs := &FaultFS{FS: fs, Rule: func(op, _ string, call int) error {
-				if call != n || name == "short" && op != "write" {
-					return nil
-				}
-				hit.Store(true)
-				return fault
-			}}
-			a := newApp()
-			within(20*time.Second, what, func() {
-				rng := rand.New(rand.NewSource(int64(n)))
-				err := a.open("d", crashOptions(ffs), nil)
-				if err == nil {
-					err = a.work(rng, 40)
-					if a.log.Stats().Failed {
-						require.ErrorIs(t, a.log.Append(1, false, op{}), ErrFailed, what)
-						require.ErrorIs(t, a.log.WriteCheckpoint(Mark{}, nil), ErrFailed, what)
-						require.ErrorIs(t, a.log.Close(), ErrFailed, what)
-						require.ErrorIs(t, a.log.Close(), ErrFailed, what)
-					} else {
-						if errors.Is(err, ErrDiskFull) {
-							// The fault was a single one: it goes on by itself.
-							for errors.Is(err, ErrDiskFull) {
-								err = a.append(op{salt: 1, sync: true})
-							}
-							require.NoError(t, errors.Join(err, a.wait()), what)
-						}
-						if e := a.log.Close(); e != nil { // by a goroutine, after the look at Stats
-							require.ErrorIs(t, e, fault, what)
-							err = e
-						}
-					}
-				}
-				if err == nil {
-					tolerated++
-				} else {
-					require.True(t, errors.Is(err, fault) || errors.Is(err, ErrDiskFull), "%s: %v", what, err)
-				}
-				ops, synced, _ := a.view()
-				b := newApp()
-				require.NoError(t, b.open("d", crashOptions(fs), ops), what)
-				require.GreaterOrEqual(t, int(b.last), synced, what)
-				require.NoError(t, b.log.Close(), what)
-			})
-			points++
-			if !hit.Load() && ffs.Calls() < n {
-				break
-			}
-		}
-	}
-	fmt.Printf("faults: %d points, %d of them without effect on the caller, 0 bad\n", points, tolerated)
-}
+// Goal: a failed write or sync is final; a full disk is not. Method: rules that make single calls fail, and a MemFS of limited
+// capacity. That every call may fail is tested in fault_call_test.go.
 
 // A sync that fails once is not tried again, though it would succeed.
 func TestFailedSyncIsFinal(t *testing.T) {

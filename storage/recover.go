@@ -470,6 +470,11 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 				return tail{}, l.corrupt(number, int64(offset)+int64(i), "the next segment",
 					fmt.Sprintf("segment %d, sequence %d", end.next, end.first))
 			}
+			if number == newest { // the next one was begun, and the sync of this one before it may have failed
+				if err := l.rewrite(s, offset, buf[:i+end.size]); err != nil {
+					return tail{}, err
+				}
+			}
 			number, offset, seq = end.next, headerBytes, end.first
 			continue
 		}
