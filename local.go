@@ -319,13 +319,17 @@ func (e *localEngine) checkpoint() {
 	mark := e.store.Mark()
 	go func() { // ends by itself; Close waits for it
 		defer e.saving.Done()
-		defer e.busy.Store(false)
-		if err := e.store.WriteCheckpoint(mark, state); err != nil {
-			e.log.Warn("no checkpoint was written", "err", err)
-			return
+		err := e.store.WriteCheckpoint(mark, state)
+		if err == nil {
+			e.size.Store(state.bytes)
+			e.saved.Add(1)
 		}
-		e.size.Store(state.bytes)
-		e.saved.Add(1)
+		e.busy.Store(false)
+		if err != nil {
+			e.log.Warn("no checkpoint was written", "err", err)
+		} else if e.store.Reclaimable() > 0 {
+			e.store.Poke() // what came meanwhile, and was passed over since busy was set
+		}
 	}()
 }
 

@@ -58,7 +58,7 @@ func (l *Log) prepare() {
 
 // keepFree is how many segments that nobody needs are kept for use, besides the spares; if more spares are asked for, so
 // many.
-const keepFree = 4
+const keepFree = 3
 
 // prepareOne makes one spare if one is missing, and reports whether to look again.
 func (l *Log) prepareOne() bool {
@@ -265,28 +265,74 @@ func (l *Log) remove(name string) {
 }
 
 // Reclaimable returns how many segments a checkpoint would free now, if there is no space for new ones, the disk is below the
-// watermark, or less than half of the spares are left; else 0. Then a checkpoint is worth taking, however little has been written since the
-// last.
+// watermark, less than half of the spares are left, or they are many; else 0. Then a checkpoint is worth taking, however little has been
+// written since the last. It may be a little late: what has lost its references is counted from time to time. Commit is called once more,
+// as by Poke, when it has become positive.
 func (l *Log) Reclaimable() int {
+	if n := l.due.Load(); n > 0 {
+		return int(n)
+	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if short := 2*(len(l.spares)+len(l.free)) < l.opts.Spare; l.full == nil && l.low == nil && !short {
+	short := 2*(len(l.spares)+len(l.free)) < l.opts.Spare
+	full := l.full != nil || l.low != nil
+	l.mu.Unlock()
+	if !full && !short {
 		return 0
 	}
-	n := 0
-	l.segMu.RLock()
-	defer l.segMu.RUnlock()
-	for number, s := range l.segments {
-		if number < l.current.number && s.live.Load() == 0 {
-			n++
-		}
+	u, _ := l.survey()
+	return u.free
+}
+
+// weighEvery is the share of a segment that is written, or loses its references, between two looks.
+const weighEvery = 16
+
+// weigh finds whether a checkpoint would free so much that it is worth one, and whether there is something to compact. It
+// is called by the committer, after bytes more of log; idle: nothing else is on its way. A log at rest is left with less
+// garbage than a busy one, which would have to write its checkpoints more often.
+func (l *Log) weigh(bytes int, idle bool) {
+	l.rollMu.Lock()
+	l.churn += int64(bytes)
+	enough := l.churn >= int64(l.opts.SegmentBytes)/weighEvery || idle && l.busy.Load()
+	if enough {
+		l.churn = 0
 	}
-	return n
+	l.rollMu.Unlock()
+	if !enough {
+		return
+	}
+	l.busy.Store(!idle)
+	u, _ := l.survey()
+	if u.garbage > u.live/2+int64(l.opts.SegmentBytes)/2 {
+		l.wakeCompactor()
+	}
+	if l.due.Swap(l.worth(u)) == 0 && l.due.Load() > 0 {
+		l.Poke()
+	}
+}
+
+// worth is how many segments a checkpoint would free, if they are worth one.
+func (l *Log) worth(u usage) int64 {
+	segment := int64(l.opts.SegmentBytes)
+	l.rollMu.Lock()
+	// About what it would take: as much for each reference as the last one did.
+	limit := int64(float64(l.checkpointBytes.Load())*min(float64(l.refs+1)/float64(l.checkpointRefs+1), 1)) + segment/2
+	l.rollMu.Unlock()
+	if l.busy.Load() {
+		limit = max(limit, segment*int64(max(4, l.opts.Spare/4)))
+	}
+	if u.dead < limit {
+		return 0
+	}
+	return int64(u.free)
 }
 
 // freeSegments makes the segments below m that had no reference there free. A
 // checkpoint at m must be durable.
 func (l *Log) freeSegments(m Mark) {
+	defer func() { // of what was freed meanwhile
+		u, _ := l.survey()
+		l.due.Store(l.worth(u))
+	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.segMu.Lock()
@@ -304,4 +350,5 @@ func (l *Log) freeSegments(m Mark) {
 		l.full = nil // let appends wait for what the preparer finds now
 	}
 	l.wakePreparer()
+	l.wakeCompactor() // it stops when much waits for a checkpoint
 }

@@ -60,7 +60,7 @@ func TestReclaimBesideReaders(t *testing.T) {
 				saving.Store(false)
 			})
 		}
-		if count.Add(int64(len(batch))) == total {
+		if n := int64(len(batch)); count.Add(n) == total && n > 0 {
 			close(done)
 		}
 	}

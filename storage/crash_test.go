@@ -23,7 +23,7 @@ import (
 
 var crashSeeds = flag.Int("crash.seeds", 3, "workloads to crash at every call")
 
-type crashCounts struct{ calls, images, nested, again atomic.Int64 }
+type crashCounts struct{ calls, images, nested, again, moved atomic.Int64 }
 
 // source is a seeded source that several goroutines may use.
 type source struct {
@@ -179,6 +179,7 @@ func crashWorkload(seed int64, steps int, share int, n *crashCounts) error {
 		return err
 	}
 	err := errors.Join(a.work(rng, steps), a.check(), a.log.Close())
+	n.moved.Add(a.log.Stats().Moved)
 	return errors.Join(err, bad)
 }
 
@@ -189,6 +190,7 @@ func TestCrashAtEveryCall(t *testing.T) {
 			require.NoError(t, crashWorkload(seed, 60, 8, &n), "seed %d", seed)
 		})
 	}
-	fmt.Printf("crash: %d seeds, %d calls, %d images, %d of them in a recovery, %d recovered again, 0 bad\n",
-		*crashSeeds, n.calls.Load(), n.images.Load(), n.nested.Load(), n.again.Load())
+	require.Positive(t, n.moved.Load())
+	fmt.Printf("crash: %d seeds, %d calls, %d images, %d of them in a recovery, %d recovered again, %d records moved, 0 bad\n",
+		*crashSeeds, n.calls.Load(), n.images.Load(), n.nested.Load(), n.again.Load(), n.moved.Load())
 }

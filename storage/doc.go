@@ -24,7 +24,9 @@
 //  5. A failed write or sync is final (ErrFailed). A full disk is not: what brings in
 //     data is refused (ErrDiskFull), what only settles still goes in for a while. So it is
 //     below Options.MinFree, where what settles goes on (watermark.go).
-//  6. A record with references can be read; its segment stays.
+//  6. A record with references can be read, at the position that it was reported with.
+//  7. At rest the directory takes at most twice the bytes with references and eight
+//     segments, if the owner writes a checkpoint whenever Reclaimable says so.
 //
 // # Directory
 //
@@ -43,10 +45,13 @@
 // puts it into the open batch (wal.go). The writer completes the checksums and writes the
 // batch, the syncer syncs it if any of its records asked, and the committer reports it; there
 // the owner calls Keep for what must stay readable. Read finds it in the chunk as long
-// as that is cached, else in the file (message.go), of which it reads ahead where reads go
-// forward (runs.go). Free takes references back, and the next durable checkpoint frees segments without any (compact.go).
+// as that is cached, else in the file (message.go). Free takes references back (live.go), and the
+// next durable checkpoint frees segments without any (compact.go). What little is left in others
+// is copied to the end of the log first (move.go).
 //
 // # Not obvious
+//
+// A record keeps the position that it was first written at as its name, wherever it is.
 //
 // Sequence numbers jump after a tear, so that no sequence names two different records.
 //

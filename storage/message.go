@@ -7,8 +7,6 @@ import (
 	"io"
 	"slices"
 	"sync/atomic"
-
-	"github.com/boursemq/bourse/internal/invariant"
 )
 
 // Records that something still refers to: read, kept, freed. And what is counted.
@@ -19,7 +17,10 @@ type segment struct {
 	file   File
 	size   int64 // allocated, or once sealed, the length
 
-	live atomic.Int64 // references, by Keep and Free
+	live   atomic.Int64 // records in it that somebody refers to
+	bytes  atomic.Int64 // their size, nearly
+	copies []Position   // homes of records that were copied to it; guarded by Log.rollMu
+	stuck  bool         // owned by the compactor: damaged, so not to be moved
 
 	// What Open found; fixed.
 	header bool   // it has a header of its own
@@ -48,42 +49,49 @@ func (l *Log) segment(number uint32) *segment {
 // and that Keep holds can be read. ErrGone means that nobody holds it any more, a
 // *CorruptError that the file is damaged. Any goroutine may call Read, until Close.
 func (l *Log) Read(pos Position, size int, dst []byte) ([]byte, error) {
-	if out, ok := l.readCache(pos, dst); ok {
-		l.counts.cacheHits.Add(1)
-		return out, nil
+	for at := pos; ; {
+		if out, ok := l.readCache(at, pos, dst); ok {
+			l.counts.cacheHits.Add(1)
+			return out, nil
+		}
+		if s := l.segment(at.segment()); s != nil {
+			if out, ok := l.runs.read(s, at, pos, size, dst); ok {
+				return out, nil
+			}
+			l.counts.diskReads.Add(1)
+			out, err := l.readFile(s, at, pos, size, dst)
+			if err == nil || l.segment(at.segment()) == s {
+				return out, err
+			}
+		}
+		// It has been moved, or was freed, and may be again while it is read.
+		now, ok := l.locate(pos)
+		if !ok || now == at {
+			return dst, fmt.Errorf("read record %x: %w", uint64(pos), ErrGone)
+		}
+		at = now
 	}
-	s := l.segment(pos.segment())
-	if s == nil {
-		return dst, fmt.Errorf("read record %x: %w", uint64(pos), ErrGone)
-	}
-	if out, ok := l.runs.read(s, pos, size, dst); ok {
-		return out, nil
-	}
-	l.counts.diskReads.Add(1)
-	out, err := l.readFile(s, pos.offset(), size, dst)
-	if err != nil && l.segment(pos.segment()) != s {
-		return dst, fmt.Errorf("read record %x: %w", uint64(pos), ErrGone) // freed under us
-	}
-	return out, err
 }
 
-func (l *Log) readCache(pos Position, dst []byte) ([]byte, bool) {
+// readCache reads the record with that home which is at pos, if that is in memory.
+func (l *Log) readCache(pos, home Position, dst []byte) ([]byte, bool) {
 	l.cacheMu.RLock()
 	defer l.cacheMu.RUnlock()
 	c := l.cache.find(pos)
 	if c == nil {
 		return dst, false
 	}
-	payload, ok := payloadIn(c.mem[pos.offset()-c.base:], c.segment)
+	payload, ok := payloadIn(c.mem[pos.offset()-c.base:], c.segment, pos, home)
 	if !ok {
 		return dst, false // let the file say what is wrong
 	}
 	return append(dst, payload...), true
 }
 
-func (l *Log) readFile(s *segment, offset uint32, size int, dst []byte) ([]byte, error) {
-	n := len(dst)
-	want := recordSize(min(max(size, 256), maxPayload))
+// readFile reads the record with that home which is at pos, in s.
+func (l *Log) readFile(s *segment, pos, home Position, size int, dst []byte) ([]byte, error) {
+	n, offset := len(dst), pos.offset()
+	want := recordSize(min(max(size+homeBytes, 256), maxPayload))
 	for {
 		want = int(min(int64(want), max(s.size-int64(offset), 0)))
 		dst = slices.Grow(dst[:n], want)
@@ -102,43 +110,19 @@ func (l *Log) readFile(s *segment, offset uint32, size int, dst []byte) ([]byte,
 			}
 		}
 		r, bad := decodeRecord(b, s.number, offset)
-		if bad == "" && r.kind != kindData {
-			bad = "an end record"
+		body, ok := r.body(pos, home)
+		if bad == "" && !ok {
+			bad = "a record of another kind, or of another place"
 		}
 		if bad != "" {
 			return dst[:n], l.corrupt(s.number, int64(offset), "a record", bad)
 		}
-		return dst[:n+copy(dst[n:n+want], r.payload)], nil
+		return dst[:n+copy(dst[n:n+want], body)], nil
 	}
 }
 
 func (l *Log) corrupt(number uint32, offset int64, wanted, found string) error {
 	return &CorruptError{File: l.segmentName(number), Offset: offset, Wanted: wanted, Found: found}
-}
-
-// Keep adds n references to the record at pos. A segment with references is not
-// freed. It is called while the record is reported, by Commit or Replay, or while a
-// checkpoint is restored, or when the record has references already.
-func (l *Log) Keep(pos Position, n int) {
-	s := l.segment(pos.segment())
-	if s == nil {
-		l.segMu.Lock()
-		defer l.segMu.Unlock()
-		if l.missing == nil {
-			l.missing = l.corrupt(pos.segment(), int64(pos.offset()),
-				"a record that the checkpoint refers to", "no such segment")
-		}
-		return
-	}
-	s.live.Add(int64(n))
-}
-
-// Free takes one reference back. More of them than Keep gave is a bug, and panics: the
-// segment could be freed under somebody else's records.
-func (l *Log) Free(pos Position) {
-	if s := l.segment(pos.segment()); s == nil || s.live.Add(-1) < 0 {
-		invariant.Check(false, "free of record %x, which nobody keeps", uint64(pos))
-	}
 }
 
 // Stats is a view of a log, of one instant as far as that is cheap.
@@ -148,6 +132,8 @@ type Stats struct {
 	Spares    int    // files prepared for use
 	Bytes     int64  // size of these files
 	Live      int64  // references
+	LiveBytes int64  // size of the records that they are to, to a sixteenth
+	Moved     int64  // records that were copied to where the log ends, since Open
 	Sequence  uint64 // last one given to a record
 	Pending   int    // bytes appended and not reported
 	Appends   int64  // records, since Open
@@ -181,10 +167,13 @@ func (l *Log) Stats() Stats {
 	for _, s := range l.spares {
 		st.Bytes += s.size
 	}
+	for _, s := range l.free {
+		st.Bytes += s.size
+	}
 	l.segMu.RLock()
 	for _, s := range l.segments {
 		st.Bytes += s.size
-		st.Live += s.live.Load()
+		st.LiveBytes += s.bytes.Load()
 		if s.live.Load() == 0 && s != l.current {
 			st.Dead++
 		}
@@ -193,6 +182,10 @@ func (l *Log) Stats() Stats {
 	l.segMu.RUnlock()
 	l.mu.Unlock()
 	l.memoryStats(&st)
+	l.rollMu.Lock()
+	st.Live = l.refs
+	l.rollMu.Unlock()
+	st.Moved = l.counts.moved.Load()
 	st.Appends, st.Batches = l.counts.appends.Load(), l.counts.batches.Load()
 	st.Syncs, st.Written = l.counts.syncs.Load(), l.counts.written.Load()
 	st.CacheHits, st.DiskReads = l.counts.cacheHits.Load(), l.counts.diskReads.Load()

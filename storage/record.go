@@ -48,6 +48,16 @@ const (
 	// zero: none was ready), 4 bytes of zero, and the first sequence there (8 bytes).
 	// Every segment but the newest has one.
 	kindEnd kind = 2
+	// kindCopy is a record that was written before: its payload is the position of the first, its home (8 bytes), and the
+	// payload of that. It counts if a kindMove behind it says so.
+	kindCopy kind = 3
+	// kindMove says where records are from here on: its payload is pairs of a home and the position of a copy (8 bytes each).
+	kindMove kind = 4
+)
+
+const (
+	homeBytes = 8
+	moveBytes = 16
 )
 
 const flagSync = 1 // the record asked for a sync
@@ -140,6 +150,8 @@ func decodeRecord(b []byte, segment, offset uint32) (r record, bad string) {
 	}
 	switch {
 	case r.kind == kindData:
+	case r.kind == kindCopy && n >= homeBytes:
+	case r.kind == kindMove && n > 0 && n%moveBytes == 0:
 	case r.kind == kindEnd && n == endBytes-recordBytes:
 		r.next, r.first = le.Uint32(r.payload), le.Uint64(r.payload[8:])
 	default:
@@ -148,14 +160,29 @@ func decodeRecord(b []byte, segment, offset uint32) (r record, bad string) {
 	return r, ""
 }
 
-// payloadIn returns the payload of the record at the start of b, part of the memory that the log encoded it into. No checksum
-// is verified: that memory was never anywhere else.
-func payloadIn(b []byte, segment uint32) (payload []byte, ok bool) {
+// body returns what an owner put into the record, which was read from pos and is to have that home.
+func (r *record) body(pos, home Position) ([]byte, bool) {
+	switch {
+	case r.kind == kindData && pos == home:
+		return r.payload, true
+	case r.kind == kindCopy && Position(binary.LittleEndian.Uint64(r.payload)) == home:
+		return r.payload[homeBytes:], true
+	}
+	return nil, false
+}
+
+// payloadIn returns the body of the record at the start of b, part of the memory that the log encoded it into, at pos of
+// segment, if that is its home. No checksum is verified: that memory was never anywhere else.
+func payloadIn(b []byte, segment uint32, pos, home Position) (payload []byte, ok bool) {
 	n := binary.LittleEndian.Uint32(b[4:])
-	if binary.LittleEndian.Uint32(b[16:]) != segment || kind(b[20]) != kindData || int64(n) > int64(len(b)-recordBytes) {
+	if binary.LittleEndian.Uint32(b[16:]) != segment || int64(n) > int64(len(b)-recordBytes) {
 		return nil, false
 	}
-	return b[recordBytes : recordBytes+n], true
+	r := record{kind: kind(b[20]), payload: b[recordBytes : recordBytes+n]}
+	if r.kind == kindCopy && n < homeBytes {
+		return nil, false
+	}
+	return r.body(pos, home)
 }
 
 // findRecord looks for a whole record of segment in b, which was read from offset
@@ -166,7 +193,7 @@ func findRecord(b []byte, segment, base uint32, start int, after uint64, budget 
 	le := binary.LittleEndian
 	for i := start; i+recordBytes <= len(b); i += chunkAlign {
 		if le.Uint32(b[i+16:]) != segment || le.Uint64(b[i+8:]) <= after ||
-			b[i+20] == 0 || b[i+20] > byte(kindEnd) {
+			b[i+20] == 0 || b[i+20] > byte(kindMove) {
 			continue
 		}
 		n := le.Uint32(b[i+4:])

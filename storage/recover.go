@@ -86,7 +86,8 @@ func Open(dir string, opts Options) (*Log, error) {
 	}
 	l := &Log{
 		dir: dir, opts: opts, fs: opts.FS, chain: chain{}, segments: map[uint32]*segment{},
-		kick: make(chan struct{}, 1), quit: make(chan struct{}), closed: make(chan struct{}),
+		rolls: map[uint32]*roll{}, kick: make(chan struct{}, 1), thin: make(chan struct{}, 1),
+		quit: make(chan struct{}), closed: make(chan struct{}),
 		wrote: make(chan *batch, commitAhead), done: make(chan *batch, commitAhead), open: &batch{},
 		memory: min(chunkBytes, opts.SegmentBytes+headerBytes+endBytes),
 	}
@@ -355,10 +356,17 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 	}
 	l.replayed = true
 	l.mu.Unlock()
-	if l.missing != nil {
-		return l.missing
+	if err := l.findTable(); err != nil {
+		return err
 	}
+	if err := l.missed(); err != nil {
+		return err
+	}
+	l.checkpointRefs = l.refs // as restored
 	t, err := l.replay(fn)
+	if err == nil {
+		err = l.missed()
+	}
 	if err == nil {
 		err = l.goOn(t)
 	}
@@ -377,12 +385,14 @@ func (l *Log) Replay(fn func(batch []Committed) error) error {
 	l.chain = nil
 	l.running = true
 	l.wg.Add(3)
-	l.prep.Add(1)
+	l.prep.Add(2)
 	go l.write()
 	go l.sync()
 	go l.report()
 	go l.prepare()
+	go l.compact()
 	l.wakePreparer()
+	l.wakeCompactor()
 	return nil
 }
 
@@ -449,22 +459,28 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 				end = r
 				break
 			}
-			batch = append(batch, Committed{Stream: r.stream, Sequence: seq, Pos: at(number, offset+uint32(i)), Data: r.payload})
+			if r.kind == kindData {
+				batch = append(batch, Committed{Stream: r.stream, Sequence: seq, Pos: at(number, offset+uint32(i)), Data: r.payload})
+			}
 			seq++
 			i += r.size
-			if len(batch) == 1024 {
-				if err := l.replayBatch(fn, batch, at(number, offset+uint32(i))); err != nil {
+			l.logged.Add(int64(r.size))
+			if len(batch) == 1024 || r.kind == kindMove {
+				if err := l.replayBatch(fn, batch, seq, at(number, offset+uint32(i))); err != nil {
 					return tail{}, err
 				}
 				batch = batch[:0]
 			}
-		}
-		if len(batch) > 0 {
-			if err := l.replayBatch(fn, batch, at(number, offset+uint32(i))); err != nil {
-				return tail{}, err
+			if r.kind == kindMove {
+				if err := l.applyMoves(r.payload); err != nil {
+					return tail{}, err
+				}
 			}
-			batch = batch[:0]
 		}
+		if err := l.replayBatch(fn, batch, seq, at(number, offset+uint32(i))); err != nil {
+			return tail{}, err
+		}
+		batch = batch[:0]
 		if end.kind == kindEnd && end.next != 0 {
 			if end.next <= number || end.first <= seq {
 				return tail{}, l.corrupt(number, int64(offset)+int64(i), "the next segment",
@@ -531,12 +547,14 @@ func cmpErr(err, otherwise error) error {
 	return err
 }
 
-func (l *Log) replayBatch(fn func([]Committed) error, batch []Committed, end Position) error {
-	last := batch[len(batch)-1]
-	for _, c := range batch {
-		l.logged.Add(int64(recordSize(len(c.Data))))
+// replayBatch gives fn the records before end, where that of sequence next is expected.
+func (l *Log) replayBatch(fn func([]Committed) error, batch []Committed, next uint64, end Position) error {
+	l.reported = reported{next - 1, next, end}
+	if len(batch) == 0 {
+		return nil
 	}
-	l.reported = reported{last.Sequence, last.Sequence + 1, end}
+	l.tell(batch)
+	defer l.tell(nil)
 	return fn(batch)
 }
 
@@ -648,6 +666,7 @@ func (l *Log) goOn(t tail) error {
 	l.file = s
 	l.startLocked(s, first, hasHeader)
 	l.reported = reported{first - 1, first, at(s.number, headerBytes)}
+	l.settled.Store(s.number)
 	return nil
 }
 

@@ -65,9 +65,9 @@ type run struct {
 	used     uint64 // turn of the last
 }
 
-// read appends the payload of the record at pos, which is in s, to dst, if it can come from a run, or if it is time to read one. After
-// false dst is as it was.
-func (rs *runs) read(s *segment, pos Position, size int, dst []byte) ([]byte, bool) {
+// read appends the body of the record with that home which is at pos, in s, to dst, if it can come from a run, or if it is
+// time to read one. After false dst is as it was.
+func (rs *runs) read(s *segment, pos, home Position, size int, dst []byte) ([]byte, bool) {
 	if rs.budget == 0 || size > runRecord {
 		return dst, false
 	}
@@ -89,9 +89,9 @@ func (rs *runs) read(s *segment, pos Position, size int, dst []byte) ([]byte, bo
 	b := r.mem[pos-r.from : r.to-r.from]
 	rs.mu.Unlock()
 	record, bad := decodeRecord(b, s.number, pos.offset())
-	ok := bad == "" && record.kind == kindData
-	if ok {
-		dst = append(dst, record.payload...)
+	body, ok := record.body(pos, home)
+	if ok = ok && bad == ""; ok {
+		dst = append(dst, body...)
 	}
 	rs.mu.Lock()
 	defer rs.mu.Unlock()

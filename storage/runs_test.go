@@ -316,10 +316,10 @@ func TestRunsBehindTheEnd(t *testing.T) {
 	ahead := func(of []Position, from int) {
 		for i, pos := range of {
 			s := f.segment(pos.segment())
-			b, ok := f.runs.read(s, pos, 1000, nil)
+			b, ok := f.runs.read(s, pos, pos, 1000, nil)
 			if !ok {
 				var err error
-				b, err = f.readFile(s, pos.offset(), 1000, nil)
+				b, err = f.readFile(s, pos, pos, 1000, nil)
 				require.NoError(t, err)
 			}
 			require.True(t, bytes.Equal(body(from+i, 1000), b))
@@ -365,13 +365,17 @@ func TestRunsOfFreedSegments(t *testing.T) {
 
 // mark is a Mark behind all that was appended.
 func (f *filled) mark(t testing.TB) Mark {
-	require.NoError(t, f.Append(1, true, raw("mark")))
+	marks := make(chan Mark, 1)
 	f.c.mu.Lock()
-	for f.c.seen[len(f.c.seen)-1].Sequence < f.Stats().Sequence {
-		f.c.cond.Wait()
+	f.c.hook = func(batch []Committed) {
+		if n := len(batch); n > 0 && string(batch[n-1].Data) == "mark" {
+			marks <- f.Mark()
+			f.c.hook = nil
+		}
 	}
 	f.c.mu.Unlock()
-	return f.Mark()
+	require.NoError(t, f.Append(1, true, raw("mark")))
+	return <-marks
 }
 
 // A read that fails gives up the run, not the record.

@@ -1,6 +1,7 @@
 package storage
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ import (
 //	┌───────┬─────────┬───────┬───────┬─────────┬────────┬───────────┬──────────────┬─────┐
 //	│ magic │ version │ count │ next  │ segment │ offset │  zero     │ count × live │ crc │
 //	└───────┴─────────┴───────┴───────┴─────────┴────────┴───────────┴──────────────┴─────┘
+//
+// The blocks hold a table of where records are (table.go), and behind it what the owner wrote.
 //
 //	┌────────┬─────┬───────┐ ┌────────┬─────┬───────┐     ┌───┬─────┐
 //	│ length │ crc │ bytes │ │ length │ crc │ bytes │ ... │ 0 │ crc │
@@ -54,6 +57,8 @@ type reported struct {
 type Mark struct {
 	base   base
 	live   []uint32 // segments before base.segment with references, ascending
+	rolls  []rollView
+	refs   int64
 	logged int64
 }
 
@@ -67,6 +72,9 @@ func (l *Log) Mark() Mark {
 		base:   base{l.reported.end.segment(), l.reported.end.offset(), l.reported.next},
 		logged: l.logged.Load(),
 	}
+	l.rollMu.Lock()
+	defer l.rollMu.Unlock()
+	m.rolls, m.refs = l.viewRollsLocked(), l.refs
 	l.segMu.RLock()
 	defer l.segMu.RUnlock()
 	for n, s := range l.segments {
@@ -140,6 +148,9 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 	}
 	l.checkpoint, l.saved = name, m.base.next
 	l.sinceBase.Store(m.logged)
+	l.rollMu.Lock()
+	l.checkpointRefs = m.refs
+	l.rollMu.Unlock()
 	l.freeSegments(m)
 	return nil
 }
@@ -162,12 +173,16 @@ func (l *Log) writeCheckpoint(f File, m Mark, w io.WriterTo) error {
 		return err
 	}
 	bw := &blockWriter{file: f, offset: int64(len(b)), crc: crc, block: make([]byte, blockHeader, maxBlock)}
+	if err := writeTable(bw, m.rolls); err != nil {
+		return err
+	}
 	if _, err := w.WriteTo(bw); err != nil {
 		return err
 	}
 	if bw.flush(); bw.err == nil && len(bw.block) == blockHeader {
 		bw.put() // the empty block
 	}
+	l.checkpointBytes.Store(bw.offset)
 	return bw.err
 }
 
@@ -290,11 +305,32 @@ func (l *Log) Checkpoint() (r io.ReadCloser, found bool, err error) {
 		return nil, false, fmt.Errorf("read checkpoint: %w", err)
 	}
 	_, offset, crc, err := readCheckpointHeader(l.checkpoint, f)
+	size := int64(0)
+	if err == nil {
+		size, err = f.Size()
+	}
 	if err != nil {
 		f.Close()
 		return nil, false, fmt.Errorf("read checkpoint: %w", err)
 	}
-	return &blockReader{file: f, name: l.checkpoint, offset: offset, crc: crc}, true, nil
+	br := &blockReader{file: f, name: l.checkpoint, offset: offset, crc: crc}
+	in := bufio.NewReaderSize(br, maxBlock)
+	rolls := make(map[uint32]*roll)
+	if err := readTable(in, rolls); err != nil {
+		f.Close()
+		if corrupt := (*CorruptError)(nil); !errors.As(err, &corrupt) {
+			err = &CorruptError{File: l.checkpoint, Offset: offset, Wanted: "a table of records", Found: err.Error()}
+		}
+		return nil, false, fmt.Errorf("read checkpoint: %w", err)
+	}
+	if !l.tabled {
+		l.tabled, l.rolls = true, rolls
+		l.checkpointBytes.Store(size)
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{in, br}, true, nil
 }
 
 // blockReader reads what a blockWriter wrote.

@@ -79,9 +79,10 @@ const (
 
 // Log is an open log. Methods may be called concurrently, except as stated.
 //
-// Four goroutines run between Replay and Close, and end with Close: the writer takes
+// Five goroutines run between Replay and Close, and end with Close: the writer takes
 // the open batch and writes it; the syncer syncs it if any record asked; the committer
-// reports it; the preparer keeps spare segments ready. So one batch fills while another
+// reports it; the preparer keeps spare segments ready; the compactor copies what is left in segments that are mostly garbage
+// (move.go). So one batch fills while another
 // is written, the one before is synced and the one before that reported: the disk does
 // not wait for a checksum, nor a checksum for the disk. One sync serves all that was
 // written when it began. No timer is involved: a log at rest writes at once, a busy one
@@ -95,7 +96,7 @@ const (
 //     is known; what a sync was to cover, and all after it, is never reported durable.
 //  5. A file is used again only after a durable checkpoint no longer needs it.
 //
-// Lock order: ckptMu or syncMu, mu, then segMu or cacheMu, which are leaves, as runs.mu is.
+// Lock order: ckptMu or syncMu, then mu or rollMu, then segMu, cacheMu or runs.mu, which are leaves.
 type Log struct {
 	// Fixed after Open.
 	dir    string
@@ -105,13 +106,14 @@ type Log struct {
 	base   base           // where replay starts
 	chain  chain          // what Open found; nil after Replay
 	kick   chan struct{}  // sent by wake calls, received by the preparer; capacity 1
+	thin   chan struct{}  // likewise, by the compactor
 	quit   chan struct{}  // closed by Close
 	wrote  chan *batch    // sent and closed by the writer, received by the syncer
 	done   chan *batch    // sent and closed by the syncer, received by the committer
 	closed chan struct{}  // closed when Close is done
 	memory int            // size of a chunk
 	wg     sync.WaitGroup // writer, syncer and committer
-	prep   sync.WaitGroup // preparer
+	prep   sync.WaitGroup // preparer and compactor
 
 	mu       sync.Mutex
 	work     sync.Cond // the writer waits: the open batch has records, or closing
@@ -141,7 +143,17 @@ type Log struct {
 	segMu    sync.RWMutex
 	segments map[uint32]*segment                     // with records, or current; by number
 	recent   [recentSegments]atomic.Pointer[segment] // some of them, by number: found without the lock
-	missing  error                                   // what Keep found to be missing
+
+	rollMu         sync.Mutex
+	rolls          map[uint32]*roll             // by number of the home
+	lastRoll       [recentSegments]numberedRoll // some of them
+	many           map[Position]int             // references of records with refsMany or more
+	refs           int64                        // all references
+	told           []Committed                  // what is being reported
+	toldAt         int                          // place in told of the last record that was kept
+	missing        error                        // what Keep found to be missing
+	checkpointRefs int64                        // refs at the mark of the newest checkpoint
+	churn          int64                        // bytes written, and bytes that lost their last reference, since it was weighed last
 
 	cacheMu sync.RWMutex
 	cache   ring
@@ -153,9 +165,15 @@ type Log struct {
 	ckptMu     sync.Mutex
 	checkpoint string // name of the newest; empty if none
 	saved      uint64 // where replay from it starts
+	tabled     bool   // its table has been read; owned by Checkpoint and Replay
 	reserve    atomic.Bool
 	logged     atomic.Int64 // bytes of log replayed and reported so far
 	sinceBase  atomic.Int64 // logged at the last checkpoint
+
+	checkpointBytes atomic.Int64  // size of the newest checkpoint
+	due             atomic.Int64  // segments that a checkpoint would free, if that is worth one
+	settled         atomic.Uint32 // the segment that was reported into last: all before it are known
+	busy            atomic.Bool   // it was when it was weighed last
 
 	looked struct{ syncs, written int64 } // owned by the preparer: counts when bulk looked last
 	ample  bool                           // owned by the preparer: there were as many spares as wanted
@@ -168,7 +186,7 @@ type Log struct {
 	synced  atomic.Uint64 // everything up to it is durable; changed under syncMu
 
 	counts struct {
-		appends, batches, written, syncs, cacheHits, diskReads atomic.Int64
+		appends, batches, written, syncs, cacheHits, diskReads, moved, evacuated atomic.Int64
 	}
 }
 
@@ -182,6 +200,8 @@ type batch struct {
 	bytes   int
 	sync    bool
 	poked   bool // to be reported even if it is empty
+	inner   bool // there are records of the log's own in it
+	moves   []Committed
 	err     error
 }
 
@@ -201,16 +221,21 @@ type piece struct {
 // ready, never for a sync of its own. Records of one goroutine keep their order.
 func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 	f, ok := p.(Freer)
-	adds := sync && !(ok && f.Frees())
+	_, err := l.append(kindData, stream, sync, sync && !(ok && f.Frees()), p)
+	return err
+}
+
+// append adds a record and returns where it will be. adds: it brings in something that is to last.
+func (l *Log) append(k kind, stream uint64, sync, adds bool, p Payload) (Position, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
 		if err := l.admitLocked(adds); err != nil {
-			return err
+			return 0, err
 		}
 		if l.low != nil && adds && !moves(p) {
 			l.wakePreparer()
-			return l.low
+			return 0, l.low
 		}
 		if l.pending < maxPending {
 			break
@@ -225,26 +250,25 @@ func (l *Log) Append(stream uint64, sync bool, p Payload) error {
 		from := c.used + recordBytes
 		body = p.AppendTo(c.mem[from:from:c.limit])
 		if len(body) <= free && (len(body) == 0 || &body[0] == &c.mem[from]) {
-			l.addLocked(c, stream, sync, len(body), p)
-			return nil
+			return l.addLocked(c, k, stream, sync, len(body), p), nil
 		}
 	} else {
 		body = p.AppendTo(l.scratch[:0])
 	}
-	if len(body) > maxPayload {
-		return fmt.Errorf("%w: payload of %d bytes", ErrTooLarge, len(body))
+	if len(body) > maxPayload || k == kindData && len(body) > maxPayload-homeBytes {
+		return 0, fmt.Errorf("%w: payload of %d bytes", ErrTooLarge, len(body))
 	}
 	l.scratch = nil // the body is in it, and placeLocked may let others in
 	c, err := l.placeLocked(recordSize(len(body)), adds)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	copy(c.mem[c.used+recordBytes:], body)
-	l.addLocked(c, stream, sync, len(body), p)
+	pos := l.addLocked(c, k, stream, sync, len(body), p)
 	if cap(body) <= maxScratch {
 		l.scratch = body[:0]
 	}
-	return nil
+	return pos, nil
 }
 
 // admitLocked says whether a record may come in now. adds: it brings in something that is to last.
@@ -296,24 +320,30 @@ func (l *Log) placeLocked(size int, adds bool) (*chunk, error) {
 }
 
 // addLocked makes the payload of n bytes that is in its place behind the end of c a
-// record, and puts it into the open batch.
-func (l *Log) addLocked(c *chunk, stream uint64, sync bool, n int, p Payload) {
+// record, puts it into the open batch, and returns its position.
+func (l *Log) addLocked(c *chunk, k kind, stream uint64, sync bool, n int, p Payload) Position {
 	l.seq++
 	var flags byte
 	if sync {
 		flags = flagSync
 	}
 	from := c.used
-	putRecord(c.mem[from:], n, l.seq, c.segment, kindData, flags, stream)
-	body := from + recordBytes
-	l.open.records = append(l.open.records, Committed{
-		Stream: stream, Sequence: l.seq, Pos: at(c.segment, c.base+uint32(from)),
-		Data: c.mem[body : body+n : body+n], Owner: p,
-	})
+	putRecord(c.mem[from:], n, l.seq, c.segment, k, flags, stream)
+	body, pos := from+recordBytes, at(c.segment, c.base+uint32(from))
+	list := &l.open.records
+	if k != kindData {
+		l.open.inner, list = true, &l.open.moves
+	}
+	if k == kindCopy {
+		l.current.live.Add(1) // until its kindMove is applied: a checkpoint in between must not free it
+	} else {
+		*list = append(*list, Committed{Stream: stream, Sequence: l.seq, Pos: pos, Data: c.mem[body : body+n : body+n], Owner: p})
+	}
 	l.open.sync = l.open.sync || sync
 	l.records++
 	l.takeLocked(c, recordSize(n))
 	l.counts.appends.Add(1)
+	return pos
 }
 
 // takeLocked moves the end of the log behind the next size bytes of c and puts all of
@@ -587,26 +617,52 @@ func (l *Log) seal(err error) {
 func (l *Log) report() {
 	defer l.wg.Done()
 	for b := range l.done {
-		if b.err == nil && len(b.records) > 0 {
+		bytes := b.bytes
+		if b.err == nil && (len(b.records) > 0 || b.inner) {
 			l.logged.Add(int64(b.bytes))
 			l.reported = reported{b.last, b.last + 1, b.end}
+			if n := b.end.segment(); l.settled.Swap(n) != n || len(b.moves) > 0 {
+				bytes += l.opts.SegmentBytes // another segment is known, or has been left: to be weighed now
+			}
 		}
+		l.reportMoves(b)
 		if l.opts.Commit != nil && (len(b.records) > 0 || b.poked) {
+			l.tell(b.records)
 			l.opts.Commit(b.records, b.err)
+			l.tell(nil)
 		}
 		l.mu.Lock()
 		for _, p := range b.pieces {
 			p.chunk.pins--
 		}
 		l.pending -= b.bytes
+		idle := l.pending == 0
 		clear(b.records) // owners are not ours to keep alive
+		clear(b.moves)
 		clear(b.pieces)
 		if cap(b.records) <= 1<<16 {
-			*b = batch{records: b.records[:0], pieces: b.pieces[:0]}
+			*b = batch{records: b.records[:0], pieces: b.pieces[:0], moves: b.moves[:0]}
 			l.idle = append(l.idle, b)
 		}
 		l.room.Broadcast()
 		l.mu.Unlock()
+		l.weigh(bytes, idle)
+	}
+}
+
+// reportMoves moves references over to the copies that a batch made count. It comes before Commit, where a Mark may be taken that
+// is behind them.
+func (l *Log) reportMoves(b *batch) {
+	for _, c := range b.moves {
+		err := b.err
+		if err == nil {
+			if err = l.applyMoves(c.Data); err != nil {
+				err = l.fail(err)
+			}
+		}
+		if m, ok := c.Owner.(*step); ok {
+			m.done <- err
+		}
 	}
 }
 

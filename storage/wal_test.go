@@ -47,6 +47,7 @@ type collector struct {
 	seen  []Committed // Data copied
 	err   error
 	batch int
+	hook  func([]Committed) // called with each batch; nil: nothing is
 }
 
 func newCollector() *collector {
@@ -64,6 +65,9 @@ func (c *collector) commit(batch []Committed, err error) {
 	}
 	c.err = err
 	c.batch++
+	if c.hook != nil {
+		c.hook(batch)
+	}
 	c.cond.Broadcast()
 }
 

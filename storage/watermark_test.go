@@ -67,7 +67,8 @@ func TestWatermark(t *testing.T) {
 		low := fillToMark(t, a)
 		require.Equal(t, &LowDiskError{"d", low.Free, minFree}, low)
 		require.Less(t, low.Free, int64(minFree))
-		require.GreaterOrEqual(t, low.Free, int64(minFree-testSegment), "more than one segment below it")
+		// One segment below it, and what else the log wrote since it looked: the next segment, for what moves.
+		require.GreaterOrEqual(t, low.Free, int64(minFree-2*testSegment))
 		require.ErrorIs(t, a.append(op{size: 300, sync: true}), ErrDiskFull, "the next one, too")
 		st := a.log.Stats()
 		require.True(t, st.Low)
