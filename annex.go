@@ -109,6 +109,7 @@ func (p *placement) makeAnnex(def queueDef, base *shard) (s *shard, made bool, e
 	s = newShard(p.b, shardOf(def.id), m)
 	s.base, s.inMemory = base, true
 	log := newMemoryLog(s)
+	log.gate = &p.b.gate
 	s.Lead(true)
 	s.opened(log)
 	now := make(lanes, len(open)+1)

@@ -71,7 +71,7 @@ func (b *Broker) publishAtomic(ctx context.Context, ms []Message, ack *settlemen
 		err = ctx.Err()
 	}
 	if err == nil {
-		err = b.gate.acquire(ctx, bytes)
+		err = b.gate.acquire(ctx, bytes, ack != nil)
 	}
 	if err != nil {
 		return err

@@ -36,6 +36,20 @@ type Options struct {
 	// Compression says which bodies are kept compressed. Without effect in memory.
 	Compression Compression
 
+	// MemoryLimit is how many bytes of memory the broker uses for what grows with messages: what it caches of the log, publishes on
+	// their way, what it knows of each message that waits, the bodies of transient messages, and the ids that it remembers. Of a durable
+	// message that waits about 50 bytes stay in memory at most, and in a deep queue about ten, wherever its body is; so the default,
+	// 512 MiB, is for ten million of them in any order, beside a cache of 32 MiB. At least 8 MiB.
+	//
+	// Once it is used but for about a seventh publishers wait, until their context ends or consumers have freed an eighth; they come in
+	// by order. The error is ErrMemoryFull then. Acks, deliveries, dead-lettering and all else that frees memory goes on, and so do
+	// AckAndPublish, schedules and replays: what these bring may exceed the limit. A handler that publishes waits as others do, with the
+	// delivery that it holds: it frees that first, or uses AckAndPublish. See Stats.Memory.
+	//
+	// The log of a broker without Dir is not counted, since it is in place of a disk. With an Engine the limit is that of this
+	// broker alone, and caches are the engine's affair.
+	MemoryLimit int64
+
 	Clock  Clock        // nil: the system's
 	Logger *slog.Logger // nil: discard
 
@@ -78,6 +92,12 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Dir == "" && o.Engine == nil {
 		o.Compression = CompressOff
+	}
+	if o.MemoryLimit == 0 {
+		o.MemoryLimit = defaultMemory
+	}
+	if o.MemoryLimit < leastMemory {
+		return o, invalid("Options.MemoryLimit", "%d, must be at least %d, or 0", o.MemoryLimit, int64(leastMemory))
 	}
 	pendingBytes := int(min(o.MaxPendingBytes, maxPendingBytes+1))
 	err := errors.Join(
@@ -146,6 +166,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 		draining: make(chan struct{}), pullers: make(map[pulled]*Subscription),
 		gate: gate{maxCount: int64(opts.MaxPending), maxBytes: opts.MaxPendingBytes},
 	}
+	b.gate.memory.open(opts.MemoryLimit)
 	var seed [8]byte
 	if _, err := rand.Read(seed[:]); err != nil {
 		return nil, fmt.Errorf("broker: open: %w", err)
@@ -157,7 +178,7 @@ func NewBroker(ctx context.Context, opts Options) (*Broker, error) {
 	b.janitor = newJanitor(b)
 	if b.engine == nil {
 		if b.engine, err = NewLocalEngine(opts.Dir, LocalOptions{
-			Logger: opts.Logger, Preallocate: opts.Preallocate, MinFreeDisk: opts.MinFreeDisk,
+			Logger: opts.Logger, Preallocate: opts.Preallocate, MinFreeDisk: opts.MinFreeDisk, CacheBytes: cacheOf(opts.MemoryLimit),
 		}); err != nil {
 			return nil, fmt.Errorf("broker: open: %w", err)
 		}

@@ -27,10 +27,24 @@ func (m *machine) check() {
 		for _, c := range q.roster.all {
 			invariant.Check(c.id.session() == m.session, "machine 3: consumer %x in session %d", c.id, m.session)
 		}
+		m.checkWeight(q)
 		invariant.Check(q.now <= m.now, "queue 4: queue %d is ahead of its shard", q.def.id)
 		q.check(m.updatedHere(q))
 		q.checkRate(m.now)
 		q.checkLease(m.role == roleQueue, m.now)
+	}
+}
+
+func (m *machine) checkWeight(q *queue) {
+	listed := 0
+	for _, o := range m.scale.due {
+		if o == q {
+			listed++
+		}
+	}
+	invariant.Check(listed == 1 == q.scaled.due && listed <= 1, "machine 4: queue %d is listed %d times", q.def.id, listed)
+	if w := q.weight(); !q.scaled.due {
+		invariant.Check(q.scaled.weight == w, "machine 4: queue %d weighs %+v, not %+v", q.def.id, w, q.scaled.weight)
 	}
 }
 
@@ -274,6 +288,8 @@ func (r *readySet) check(once func(entry, bool)) {
 	for l := range r.lines {
 		invariant.Check(r.lines[l].n == per[l], "ready 5: level %d holds %d, counted %d", l, per[l], r.lines[l].n)
 	}
+	saved := savedIn(r.lines)
+	invariant.Check(saved == r.saved, "ready 6: %d bytes are saved, counted %d", saved, r.saved)
 	invariant.Check(n == r.n && bytes == r.bytes, "ready 3: %d messages of %d bytes, counted %d and %d", n, bytes, r.n, r.bytes)
 }
 

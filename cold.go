@@ -257,6 +257,7 @@ func (r *readySet) chill(l *line) {
 		var p *coldBlock
 		p, c.bytes = pack(entries[:n], c.bytes)
 		c.append(p)
+		r.saved += p.saves()
 		entries = entries[n:]
 	}
 	r.recycle(b)
@@ -284,6 +285,7 @@ func (c *cold) dropFirst(r *readySet, l *line) {
 		return
 	}
 	b = r.fresh()
+	r.saved -= c.row[c.head].saves()
 	b.last = len(c.row[c.head].unpack(b.entries[:]))
 	c.front = b
 	c.row[c.head] = nil
@@ -331,27 +333,32 @@ func (c *cold) remove(r *readySet, l *line, seq uint64) (entry, bool) {
 	if n == len(c.row) || seq < c.row[n].first.seq {
 		return entry{}, false
 	}
+	r.saved -= c.row[n].saves()
 	e, rest, ok := c.row[n].without(seq)
 	switch {
 	case !ok:
+		r.saved += c.row[n].saves()
 	case rest == nil:
 		c.row = slices.Delete(c.row, n, n+1)
 	default:
 		c.row[n] = rest
+		r.saved += rest.saves()
 		if n+1 < len(c.row) && rest.n+c.row[n+1].n <= r.shape.full/2 {
-			c.merge(n)
+			c.merge(r, n)
 		} else if n > c.head && c.row[n-1].n+rest.n <= r.shape.full/2 {
-			c.merge(n - 1)
+			c.merge(r, n-1)
 		}
 	}
 	return e, ok
 }
 
 // merge puts packed block n and the one behind it, which fit into one, into one.
-func (c *cold) merge(n int) {
+func (c *cold) merge(r *readySet, n int) {
 	a, b := c.row[n], c.row[n+1]
+	r.saved -= a.saves() + b.saves()
 	links := append(appendLink(slices.Clone(a.links), &a.last, &b.first), b.links...)
 	c.row[n] = &coldBlock{first: a.first, last: b.last, n: a.n + b.n, links: slices.Clip(links)}
+	r.saved += c.row[n].saves()
 	c.row = slices.Delete(c.row, n+1, n+2)
 }
 

@@ -55,7 +55,8 @@
 // data are a [*InvalidError], [*PreconditionError], [*RejectedError] or [*BatchError]; a [*RejectedError] names the queues that
 // had no room, while others may have taken the message. [ErrUnknownOutcome] says that it
 // cannot be told: retry with the same Message.ID. After [ErrStorage] from a failed write or sync, the
-// broker accepts nothing more, since what the disk holds is no longer known: close it, and open it again. With
+// broker accepts nothing more, since what the disk holds is no longer known: close it, and open it again. [ErrMemoryFull]
+// says that consumers were behind by more than Options.MemoryLimit allows until the context of the publish ended. With
 // [ErrDiskFull] acks and deliveries go on, and publishing does once there is space. That is before the disk is full: Options.MinFreeDisk
 // says how much of it stays free.
 //

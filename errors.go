@@ -39,6 +39,9 @@ var (
 	// ErrQueueFull: a queue has no room, see Queue.Overflow; the error is a *RejectedError that names the queue. Nothing of
 	// the message is in it.
 	ErrQueueFull = errors.New("queue full")
+	// ErrMemoryFull: Options.MemoryLimit is reached, and was until the context of the publish ended, whose error this one matches as
+	// well. Nothing is stored. Consume what waits, or publish again later.
+	ErrMemoryFull = errors.New("memory full")
 	// ErrQueueGone: the queue was deleted, and with it the message or the subscription.
 	ErrQueueGone = errors.New("queue gone")
 	// ErrUnknownDelivery: the delivery has been settled already, or was never made on

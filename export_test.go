@@ -58,3 +58,9 @@ func (b *Broker) Served(ctx context.Context) {
 		_ = s.serves(ctx) // an error: it is led elsewhere
 	}
 }
+
+// Weighed is what the budget counts of messages and ids.
+func (b *Broker) Weighed() int64 {
+	m := &b.gate.memory
+	return m.messages.Load() + m.bodies.Load() + m.ids.Load()
+}

@@ -3,19 +3,22 @@ package bourse
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 )
 
-// gate bounds what is published and not yet confirmed, in messages and in bytes. Who finds it full waits in line, and who
-// comes while others wait stands behind them.
+// gate bounds what is published and not yet confirmed, in messages and in bytes, and keeps to the budget of memory. Who finds it full
+// waits in line, and who comes while others wait stands behind them; but what frees memory too does not wait for that, and so goes
+// before those who might.
 //
 // Who passes without waiting takes no lock. Nobody is left in line beside an open gate: a waiter counts in waits first and
 // then looks for room, who goes out makes room first and then looks at waits, so one of both sees the other.
 type gate struct {
 	maxCount int64 // fixed, as maxBytes is
 	maxBytes int64
+	memory   budget
 	count    atomic.Int64 // inside; for a moment also who is about to be refused, as in bytes
 	bytes    atomic.Int64
 	waits    atomic.Int64 // in line, and one more when the gate is closed
@@ -27,13 +30,15 @@ type gate struct {
 
 type gateWaiter struct {
 	bytes int64
+	frees bool
 	let   chan error // capacity 1
 }
 
-// take counts n bytes in if there is room. One publication may always pass an empty gate. After false undo must follow.
-func (g *gate) take(n int64) bool {
+// take counts n bytes in if there is room. One publication may always pass an empty gate, as far as memory goes. After false undo
+// must follow.
+func (g *gate) take(n int64, frees bool) bool {
 	count, bytes := g.count.Add(1), g.bytes.Add(n)
-	return count == 1 || count <= g.maxCount && bytes <= g.maxBytes
+	return (count == 1 || count <= g.maxCount && bytes <= g.maxBytes) && (frees || g.memory.admits(count, bytes, n))
 }
 
 func (g *gate) undo(n int64) {
@@ -42,29 +47,36 @@ func (g *gate) undo(n int64) {
 }
 
 // enter lets n bytes in if they need not wait.
-func (g *gate) enter(n int64) bool {
+func (g *gate) enter(n int64, frees bool) bool {
 	if g.waits.Load() != 0 {
 		return false
 	}
-	if g.take(n) {
+	if g.take(n, frees) {
 		return true
 	}
 	g.release(n) // it may have been in the way of one who has come into line since
 	return false
 }
 
-// acquire lets n bytes in, and waits for room until ctx ends. Errors: ErrClosed, ctx.Err().
-func (g *gate) acquire(ctx context.Context, n int64) error {
-	if g.enter(n) {
+// acquire lets n bytes in, and waits for room until ctx ends. frees: they replace others that are in memory. Errors: ErrClosed,
+// ctx.Err(), and with that ErrMemoryFull if it was the reason.
+func (g *gate) acquire(ctx context.Context, n int64, frees bool) error {
+	if g.enter(n, frees) {
 		return nil
 	}
-	w := &gateWaiter{bytes: n, let: make(chan error, 1)}
+	w := &gateWaiter{bytes: n, frees: frees, let: make(chan error, 1)}
 	g.mu.Lock()
 	if g.closed {
 		g.mu.Unlock()
 		return ErrClosed
 	}
-	g.line = append(g.line, w)
+	place := len(g.line)
+	if frees {
+		if place = slices.IndexFunc(g.line, func(o *gateWaiter) bool { return !o.frees }); place < 0 {
+			place = len(g.line)
+		}
+	}
+	g.line = slices.Insert(g.line, place, w)
 	g.waits.Add(1)
 	g.letLocked()
 	g.mu.Unlock()
@@ -75,8 +87,12 @@ func (g *gate) acquire(ctx context.Context, n int64) error {
 	if i := slices.Index(g.line, w); i >= 0 {
 		g.line = slices.Delete(g.line, i, i+1)
 		g.waits.Add(-1)
+		full := !frees && g.memory.shut.Load()
 		g.letLocked() // a smaller one may have stood behind it
 		g.mu.Unlock()
+		if full {
+			return fmt.Errorf("%w: %w", ErrMemoryFull, ctx.Err())
+		}
 		return ctx.Err()
 	}
 	g.mu.Unlock()
@@ -102,7 +118,7 @@ func (g *gate) release(n int64) {
 func (g *gate) letLocked() {
 	for len(g.line) > 0 {
 		w := g.line[0]
-		if !g.take(w.bytes) {
+		if !g.take(w.bytes, w.frees) {
 			g.undo(w.bytes)
 			return
 		}

@@ -28,6 +28,9 @@ type LocalOptions struct {
 	Preallocate int64
 	// MinFreeDisk is how much of the disk stays free, see Options.MinFreeDisk. Default 64 MiB, none in memory; negative: none.
 	MinFreeDisk int64
+	// CacheBytes is the memory for recent messages, which are read without the disk, and an eighth of it more is for reading ahead.
+	// Default 32 MiB; negative: as little as possible. Without effect in memory.
+	CacheBytes int
 	// CheckpointBytes is how much log is written, at least, from one checkpoint to the next, and so about how much an open
 	// must replay; with a large state it is eight times the size of the last checkpoint. Default 64 MiB or a quarter of
 	// Preallocate, whichever is more; 4 MiB in memory.
@@ -55,7 +58,10 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 		opts.FS = storage.Shadow()
 		opts.MinFreeDisk = -1 // it takes nothing
 	}
-	cache, ahead := 0, 0
+	cache, ahead := opts.CacheBytes, -1
+	if cache >= 0 {
+		ahead = cache / (aheadShare / cacheShare)
+	}
 	if dir == "" && opts.FS == nil {
 		dir, opts.FS = "memory", &storage.MemFS{Volatile: true}
 		cache, ahead = -1, -1 // the files are in memory already

@@ -18,6 +18,7 @@ import (
 //  1. order holds the queues of the topology, by ascending id, or none in a catalogue; queues finds each by its id.
 //  2. A queue with something due has a timer no later than that.
 //  3. Every consumer belongs to the session of the last open.
+//  4. Each queue weighs what it did when it was weighed last, or is listed to be, once.
 type machine struct {
 	role     role
 	now      instant
@@ -30,6 +31,7 @@ type machine struct {
 	timers   *btree.BTreeG[timer]
 	woken    instant // what the last wake effect asked for
 	agenda   agenda
+	scale    scale
 }
 
 // timer is when a queue must be looked at; it may be earlier than needed.
@@ -217,6 +219,7 @@ func (m *machine) at(id queueID) *queue {
 		m.last = q
 	}
 	q.now = m.now
+	m.weighLater(q)
 	return q
 }
 
@@ -409,6 +412,7 @@ func (m *machine) open(lost bool, out []effect) []effect {
 	}
 	for _, q := range m.order {
 		q.now = m.now
+		m.weighLater(q)
 		for len(q.roster.all) > 0 {
 			_, out = q.detach(q.roster.all[0].id, lost, out)
 		}
@@ -488,6 +492,7 @@ func (m *machine) dropAll(removed []queueDef, out []effect) []effect {
 		if q.timer != 0 {
 			m.timers.Delete(timer{q.timer, def.id})
 		}
+		m.weighNoMore(q)
 		delete(m.queues, def.id)
 		m.last = nil
 		m.order = slices.DeleteFunc(m.order, func(o *queue) bool { return o == q })

@@ -10,9 +10,10 @@ import (
 // keeps are the commands that something refers to. They are written once, into slabs, which are used again when all that was in
 // them is gone: at a million messages a second, new memory for each would cost as much as all else.
 type memoryLog struct {
-	m Machine // fixed
+	m    Machine // fixed
+	gate *gate   // fixed: it is told what is held; nil: nobody is
 
-	mu      sync.Mutex // held for each call of m; guards below. Taken before shard.mu
+	mu      sync.Mutex // held for each call of m; guards below. Taken before shard.mu and gate.mu
 	closed  bool
 	index   uint64
 	entries []Entry       // of one call of m, kept for their memory
@@ -22,6 +23,9 @@ type memoryLog struct {
 	free    []uint32      // places in kept; a stack
 	freed   []Ref         // by the call of m that runs
 	left    []*memorySlab // nothing is kept in them, but somebody may still read
+	full    int           // slabs with something in them, but for open
+	large   int64         // bytes of commands that are kept in memory of their own
+	told    int64         // what gate was told that is held
 	renewed uint32        // counts commands that were kept: the upper half of a Ref
 
 	readers atomic.Int64 // copy what they found in kept
@@ -88,6 +92,7 @@ func (l *memoryLog) apply(ps []Proposal) {
 	l.m.Apply(l, l.entries)
 	l.sweep()
 	l.recycle()
+	l.settle(l.held())
 	for i, p := range ps {
 		p.Done(l.entries[i].Answer, nil)
 	}
@@ -105,6 +110,7 @@ func (l *memoryLog) write(p Proposal) ([]byte, *memorySlab) {
 	cmd := p.AppendTo(s.rest[:0])
 	l.usual = max(len(cmd), l.usual-l.usual/8)
 	if len(cmd) > len(s.rest) {
+		l.large += int64(len(cmd))
 		return cmd, nil
 	}
 	s.rest = s.rest[len(cmd):]
@@ -116,18 +122,22 @@ func (l *memoryLog) write(p Proposal) ([]byte, *memorySlab) {
 func (l *memoryLog) renew() {
 	if s := l.open; s != nil && s.live == 0 {
 		l.left = append(l.left, s)
+	} else if s != nil {
+		l.full++
 	}
 	l.open, _ = memorySlabs.Get().(*memorySlab) // the pool holds nothing else
 	l.open.rest = l.open.all
 }
 
 // leave says that a command is gone from s, which may be nil.
-func (l *memoryLog) leave(s *memorySlab) {
+func (l *memoryLog) leave(s *memorySlab, cmd []byte) {
 	if s == nil {
+		l.large -= int64(len(cmd))
 		return
 	}
 	if s.live--; s.live == 0 && s != l.open {
 		l.left = append(l.left, s)
+		l.full--
 	}
 }
 
@@ -175,7 +185,7 @@ func (l *memoryLog) put() {
 func (l *memoryLog) sweep() {
 	for i := range l.entries {
 		if ref := l.entries[i].Ref; ref == 0 {
-			l.leave(l.slabs[i])
+			l.leave(l.slabs[i], l.entries[i].Cmd)
 		} else if l.at(ref).refs == 0 {
 			l.freed = append(l.freed, ref)
 		}
@@ -190,7 +200,7 @@ func (l *memoryLog) sweep() {
 		if k.refs > 0 || k.ref != ref {
 			continue // it is listed twice
 		}
-		l.leave(k.slab)
+		l.leave(k.slab, k.cmd)
 		*k = keptCommand{}
 		l.free = append(l.free, uint32(ref))
 	}
@@ -235,5 +245,6 @@ func (l *memoryLog) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.settle(0)
 	return nil
 }

@@ -38,6 +38,7 @@ type entry struct {
 //  3. n and bytes are the sums over all lines and grouped.
 //  4. No block is empty, and none is the spare one.
 //  5. n of a line is the number of its messages, and perLevel that of the grouped.
+//  6. saved is the sum over all packed blocks.
 type readySet struct {
 	lines    []line
 	occupied [MaxPriorities / 64]uint64
@@ -45,6 +46,7 @@ type readySet struct {
 	perLevel []int                // of grouped, how many are at each level; nil likewise
 	n        int
 	bytes    int64
+	saved    int64  // bytes of memory that the packed take less than entries would
 	spare    *block // one emptied block, kept for the next push
 	shape    blockShape
 }

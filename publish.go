@@ -344,9 +344,9 @@ func (p *publication) start(ctx context.Context, before *company) error {
 	if err := ctx.Err(); err != nil {
 		return p.describe(err)
 	}
-	if !p.b.gate.enter(p.cost()) {
+	if !p.b.gate.enter(p.cost(), false) {
 		before.submit()
-		if err := p.b.gate.acquire(ctx, p.cost()); err != nil {
+		if err := p.b.gate.acquire(ctx, p.cost(), false); err != nil {
 			return p.describe(err)
 		}
 	}
@@ -369,11 +369,12 @@ func (w *waiting) published(_ *publication, err error) { w.outcome <- err }
 
 func newWaiting() any { return &waiting{outcome: make(chan error, 1)} }
 
-// Publish routes m and returns when every queue that took it holds it durably. It waits for room where Queue.Overflow is Block.
-// An error that matches ErrUnknownOutcome says that ctx ended, or the log failed, after m was proposed, or, where queues have logs
-// of their own, that only some took it: it may be stored, so retry with the same Message.ID. A *RejectedError names the queues that
+// Publish routes m and returns when every queue that took it holds it durably. It waits for room where Queue.Overflow is Block,
+// and while Options.MemoryLimit or Options.MaxPending is reached. An error that matches ErrUnknownOutcome says that ctx ended, or the
+// log failed, after m was proposed, or, where queues have logs of their own, that only some took it: it may be stored, so retry with
+// the same Message.ID. A *RejectedError names the queues that
 // refused it; the others, if there are any, hold it. Any other error says that it is not stored: ErrUnroutable, ErrNoExchange,
-// an *InvalidError, ErrDiskFull, ErrClosed, ErrStorage, ErrNotLeader, ErrQueueGone or ctx.Err().
+// an *InvalidError, ErrDiskFull, ErrMemoryFull with ctx.Err(), ErrClosed, ErrStorage, ErrNotLeader, ErrQueueGone or ctx.Err().
 func (b *Broker) Publish(ctx context.Context, m Message) error {
 	w, _ := b.waitings.Get().(*waiting) // the pool holds nothing else
 	p := &w.pub
@@ -420,8 +421,9 @@ func await[T any](ctx context.Context, outcome <-chan T) (got T, known bool) {
 	}
 }
 
-// PublishAsync is Publish without the wait for durability. It blocks only while Options.MaxPending publishes are unconfirmed, until
-// ctx ends; those whose Confirm waits for room, where Queue.Overflow is Block, are among them. The Confirm is never nil; it
+// PublishAsync is Publish without the wait for durability. It blocks only while Options.MaxPending publishes are unconfirmed, or
+// Options.MemoryLimit is reached, until ctx ends; those whose Confirm waits for room, where Queue.Overflow is Block, are among them. The
+// Confirm is never nil; it
 // carries refusals too. Confirms of one goroutine's publishes to the same queues come in order.
 func (b *Broker) PublishAsync(ctx context.Context, m Message) *Confirm {
 	c := new(Confirm)

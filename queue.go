@@ -63,6 +63,7 @@ type queue struct {
 	activations              activations
 	lease                    lease
 	count                    counters
+	scaled                   scaled
 }
 
 // counters are totals since the queue was declared. They are part of the state.

@@ -302,6 +302,7 @@ func (q *queue) refill(from int) {
 		moved = append(moved, e)
 		return true
 	})
+	r.saved -= savedIn(upper.lines)
 	clear(r.lines[from:])
 	for l := from; l < len(r.lines); l++ {
 		r.occupied[l/64] &^= 1 << (l % 64)

@@ -739,6 +739,7 @@ func TestOptionsRefused(t *testing.T) {
 	for field, bad := range map[string][]bourse.Options{
 		"Options.MaxPending":      many(func(o *bourse.Options, n int) { o.MaxPending = n }, -1, 1_000_001, math.MaxInt),
 		"Options.MaxPendingBytes": many(func(o *bourse.Options, n int) { o.MaxPendingBytes = int64(n) }, -1, 1<<30+1, math.MinInt),
+		"Options.MemoryLimit":     many(func(o *bourse.Options, n int) { o.MemoryLimit = int64(n) }, -1, 1, 8<<20-1, math.MinInt),
 		"Options.MaxBodyBytes":    many(func(o *bourse.Options, n int) { o.MaxBodyBytes = n }, -1, bourse.MaxBodyBytes+1),
 		"Options.MaxQueues":       many(func(o *bourse.Options, n int) { o.MaxQueues = n }, -1, bourse.MaxQueues+1),
 		"Options.MaxBindings":     many(func(o *bourse.Options, n int) { o.MaxBindings = n }, -1, bourse.MaxBindings+1),

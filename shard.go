@@ -40,6 +40,7 @@ type shard struct {
 	starts    sync.WaitGroup  // goroutines that open a session, or propose for a door
 	turns     uint64          // times it began to lead
 	touched   []*Subscription // got something in this Apply
+	weight    weight          // of m, as far as the budget was told
 	stopWake  func() bool     // stops the timer of the next tick; nil: none is set
 }
 
@@ -68,6 +69,7 @@ func (s *shard) Apply(bodies Bodies, entries []Entry) {
 		s.out = nil
 	}
 	s.wakeTouchedLocked()
+	s.weighLocked(s.m.weigh())
 	if len(s.doors) > 0 {
 		s.letAllInLocked()
 	}
@@ -306,6 +308,8 @@ func (s *shard) Restore(bodies Bodies, r io.Reader) error {
 		return fmt.Errorf("restore: shard %d: the data is of another placement", s.number)
 	}
 	s.m = m
+	s.weighNothingLocked()
+	s.weighLocked(m.weigh())
 	s.reportEnding()
 	if m.role != roleQueue {
 		s.b.placement.changed(m.topology)
@@ -452,5 +456,8 @@ func (s *shard) close(why error) error {
 	s.endAll(why)
 	err := s.log.Close()
 	s.starts.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.weighNothingLocked()
 	return err
 }

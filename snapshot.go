@@ -331,6 +331,7 @@ func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 			return nil, fmt.Errorf("snapshot: queue %q: %w", q.def.Name, r.Err())
 		}
 		m.arm(q)
+		m.weighLater(q)
 	}
 	if err := r.Done(); err != nil {
 		return nil, fmt.Errorf("snapshot: %w", err)

@@ -10,6 +10,7 @@ type Stats struct {
 	Unroutable uint64          // those of them that were dropped, since nothing was bound for them
 	Pending    int             // publishes not yet confirmed
 	Storage    StorageStats    // of the local log; zero with another Engine
+	Memory     MemoryStats
 }
 
 // StorageStats are figures of the local log.
@@ -110,6 +111,7 @@ func (b *Broker) Stats() Stats {
 	now := b.now()
 	out := Stats{Published: b.published.Load(), Unroutable: b.unroutable.Load()}
 	out.Pending = int(b.gate.count.Load())
+	out.Memory = b.memoryStats()
 	if e, ok := b.engine.(*localEngine); ok {
 		out.Storage = e.stats()
 	}

@@ -27,6 +27,7 @@ func (p *placement) followTransient(t *topology) {
 			s = newShard(p.b, shardOf(n.id), newMachine(roleQueue, topologyOf(*n.def)))
 			s.inMemory = true
 			log := newMemoryLog(s)
+			log.gate = &p.b.gate
 			s.Lead(true)
 			s.opened(log)
 		}

@@ -147,6 +147,12 @@ func stats(_ context.Context, b *bourse.Broker, _ options, out io.Writer) (int, 
 	if err := w.Flush(); err != nil {
 		return unknown, err
 	}
+	disk, memory := all.Storage, all.Memory
+	_, err := fmt.Fprintf(out, "%d bytes on disk in %d files, %d bytes of memory for messages and ids\n",
+		disk.Bytes, disk.Segments+disk.Spares, memory.Waiting+memory.IDs)
+	if err != nil {
+		return unknown, err
+	}
 	for _, s := range all.Schedules {
 		if _, err := fmt.Fprintf(out, "schedule %s: next %v, fired %d, skipped %d\n", s.Name, s.Next, s.Fired, s.Skipped); err != nil {
 			return unknown, err

@@ -72,6 +72,7 @@ func TestStats(t *testing.T) {
 	}
 	require.Equal(t, []string{"queue", "ready", "delayed", "dying", "bytes", "enqueued", "acked", "dead"}, rows[0])
 	require.Equal(t, []string{"jobs", "2", "1", "0"}, rows[2][:4], out)
+	require.Contains(t, out, " bytes on disk in ")
 	require.Contains(t, out, "schedule nightly: next ")
 }
 
