@@ -4,7 +4,7 @@
 #   make kill KILLS=20000
 # Every suite prints its seed when it fails, and the command that replays it.
 
-KILLS     ?= 200     # a writing process is killed with SIGKILL and recovered, so often
+KILLS     ?= 1000    # a writing process is killed with SIGKILL and recovered, so often
 EXT4      ?= 1000    # the power of a disk with ext4 is cut under a broker, so often; needs root
 XFS       ?= 200     # the same with XFS
 COMMANDS  ?= 1000000 # random commands to the queue machine, in step with a naive model

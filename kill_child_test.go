@@ -7,6 +7,7 @@ package bourse_test
 //	@ declared Q              Declare returned
 //	@ deleting Q, deleted Q   before and after Delete
 //	@ confirmed NAME          a publish was confirmed
+//	@ bulk NAME               likewise, and all of that publisher before it; see kill_bulk_test.go
 //	@ got Q NAME D F          a delivery, with its counters
 //	@ verdict Q NAME V        about to give it: a ack, s AckSync, n nack, r reject
 //	@ acked Q NAME            AckSync returned nil
@@ -43,6 +44,7 @@ var killTopology = []bourse.Declaration{
 	bourse.Queue{Name: "jobs", Priorities: 3, MaxRetries: killRetries, DeadLetter: bourse.DeadLetter{Exchange: "dead"}},
 	bourse.Queue{Name: "audit", MaxRetries: bourse.NoLimit},
 	bourse.Queue{Name: "cold"},
+	bourse.Queue{Name: bulkQueue},
 	bourse.Queue{Name: "dead1", MaxRetries: bourse.NoLimit},
 	bourse.Queue{Name: "dead2", MaxRetries: bourse.NoLimit},
 	bourse.Binding{Exchange: "all", Queue: "jobs"},
@@ -128,9 +130,10 @@ func killOpen(mode, dir string, gen int) (*bourse.Broker, error) {
 
 // killChild is the state of the process.
 type killChild struct {
-	b   *bourse.Broker
-	gen int
-	mu  sync.Mutex // guards writes to standard output
+	b    *bourse.Broker
+	gen  int
+	rush int        // see bulkRush
+	mu   sync.Mutex // guards writes to standard output
 }
 
 func (c *killChild) say(format string, args ...any) {
@@ -155,7 +158,7 @@ func TestKillChild(t *testing.T) {
 	}
 	dir, number, _ := strings.Cut(rest, "|")
 	gen, _ := strconv.Atoi(number)
-	c := &killChild{gen: gen}
+	c := &killChild{gen: gen, rush: bulkRush[mode]}
 	var err error
 	c.b, err = killOpen(mode, dir, gen)
 	c.must("open", err)
@@ -172,6 +175,8 @@ func TestKillChild(t *testing.T) {
 	for pub := range 2 {
 		go c.publish(pub)
 	}
+	go c.publishBatches()
+	go c.publishMany()
 	go c.consume("jobs", 8)
 	go c.consume("dead1", 4)
 	go c.consumeBatches("dead2")
