@@ -7,6 +7,7 @@
 KILLS     ?= 1000    # a writing process is killed with SIGKILL and recovered, so often
 EXT4      ?= 1000    # the power of a disk with ext4 is cut under a broker, so often; needs root
 XFS       ?= 200     # the same with XFS
+FILLS     ?= 60      # a disk is filled under a broker, and drained, so often; needs root
 COMMANDS  ?= 1000000 # random commands to the queue machine, in step with a naive model
 SEQUENCES ?= 20000   # random sequences of calls of the public API, against a naive model
 RUNS      ?= 100000  # simulated runs of 500 commands each
@@ -26,7 +27,8 @@ CRASH_TESTS = ^TestCrash
 FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill power model sim planted crash damage faults bench depth poison unused floor replicate lint cover
+.PHONY: help test race invariants fuzz kill power full model sim planted crash damage faults bench depth poison unused floor
+.PHONY: replicate lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -49,6 +51,9 @@ kill:             ## kill -9 in a loop: nothing confirmed is lost
 power:            ## the power of real file systems is cut in a loop: nothing confirmed is lost
 	.ci/suite . '^TestPower$$' -power.fs ext4 -power.cuts $(EXT4) -v
 	.ci/suite . '^TestPower$$' -power.fs xfs -power.cuts $(XFS) -v
+
+full:             ## real disks fill up, and have space again: nothing confirmed is lost, and all goes on by itself
+	.ci/suite . '^TestFull$$' -full.fills $(FILLS) -v
 
 model:            ## machine and public API in step with naive models
 	.ci/suite . "$(MODEL_TESTS)" -commands $(COMMANDS) -sequences $(SEQUENCES)

@@ -25,12 +25,13 @@ type Options struct {
 	// this. Default 32 MiB; at most 64 GiB. Without effect in memory or with an Engine.
 	Preallocate int64
 
-	// MinFreeDisk is how many bytes of the disk stay free. While there are fewer, whatever took them, publishes and declarations get
-	// ErrDiskFull, as a *storage.LowDiskError with the figures, while deliveries, acks and deletions go on. So what is needed to drain a
-	// broker is always there, and other programs are not starved. It is looked at once for each file of the log, of 16 MiB, and at each
-	// refusal: nothing need be done when there is space again. Default 64 MiB, the most that acks alone write between two checkpoints
-	// of a small state; negative: none, and publishes are refused when the disk is full. Without effect in memory, with an Engine, and
-	// on systems that do not tell.
+	// MinFreeDisk is how many bytes of the disk stay free, besides those for a checkpoint like the last one. While there are fewer,
+	// whatever took them, publishes and declarations get ErrDiskFull, as a *storage.LowDiskError with the figures, while deliveries,
+	// acks and deletions go on. So what is needed to drain a broker is always there, and other programs are not starved. It is looked
+	// at once for each file of the log, of 16 MiB, and at each refusal: nothing need be done when there is space again. Default
+	// 64 MiB, the most that acks alone write between two checkpoints of a small state. Negative: none; publishes are refused when
+	// the disk is full, and then it may need space from elsewhere to be drained. Without effect in memory, with an Engine, and on
+	// systems that do not tell.
 	MinFreeDisk int64
 
 	// Compression says which bodies are kept compressed. Without effect in memory.

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// The watermark: how much of the disk the log leaves free. It is looked at by whoever makes segments ready, so once for each segment
+// The watermark: how much of the disk the log leaves free, besides the space of a checkpoint like the last one, without which nothing
+// could be drained. It is looked at by whoever makes segments ready, so once for each segment
 // of log, and, while less is free, at each refusal. There is no clock. While less is free:
 //
 //	what adds is refused, though prepared space may be left: checkpoints, acks, and whoever else lives on this disk need it
@@ -13,15 +14,18 @@ import (
 //	segments for the rest are still made ready, but none are kept beyond the least, so that what is drained is given back
 //	a checkpoint is worth taking as soon as it frees anything
 
-// LowDiskError says that less is free in the file system of a log than Options.MinFree. It matches ErrDiskFull.
+// LowDiskError says that less is free in the file system of a log than Options.MinFree and the size of a checkpoint. It matches
+// ErrDiskFull.
 type LowDiskError struct {
-	Dir     string
-	Free    int64 // bytes
-	MinFree int64
+	Dir        string
+	Free       int64 // bytes
+	MinFree    int64
+	Checkpoint int64 // the last one's; the next one must fit as well
 }
 
 func (e *LowDiskError) Error() string {
-	return fmt.Sprintf("%v: %s has %d bytes free, of which %d are to stay so", ErrDiskFull, e.Dir, e.Free, e.MinFree)
+	return fmt.Sprintf("%v: %s has %d bytes free, of which %d are to stay so, and %d are for a checkpoint",
+		ErrDiskFull, e.Dir, e.Free, e.MinFree, e.Checkpoint)
 }
 
 // Unwrap makes it match ErrDiskFull.
@@ -56,11 +60,12 @@ func (l *Log) watch() {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.tight = free-int64(l.opts.SegmentBytes) < l.opts.MinFree
+	weight := l.checkpointBytes.Load()
+	l.tight = free-weight-int64(l.opts.SegmentBytes) < l.opts.MinFree
 	was := l.low != nil
 	l.low = nil
-	if free < l.opts.MinFree {
-		l.low = &LowDiskError{l.dir, free, l.opts.MinFree}
+	if free-weight < l.opts.MinFree {
+		l.low = &LowDiskError{l.dir, free, l.opts.MinFree, weight}
 	}
 	switch {
 	case l.low != nil && !was:
