@@ -126,7 +126,7 @@ type Queue struct {
 	// MaxMessages bounds how many messages wait here: those that are ready, delayed, or dead and not in their dead-letter
 	// queues yet. What consumers hold does not count, and may come back above the limit. Default: no limit.
 	MaxMessages int64
-	// MaxBytes bounds the same messages by what they take in the log: body, headers and names, and some fifty bytes for each. A
+	// MaxBytes bounds the same messages by what they take in the log, were nothing compressed: body, headers, names, fifty bytes each. A
 	// message that is larger alone is refused; a duplicate may replace a smaller one, see Dedup. Default: no limit.
 	MaxBytes int64
 	// Overflow says what happens to a publish for which there is no room. Default RejectPublish.

@@ -64,3 +64,6 @@ func (b *Broker) Weighed() int64 {
 	m := &b.gate.memory
 	return m.messages.Load() + m.bodies.Load() + m.ids.Load()
 }
+
+// Rewrite reports whether what is in testdata is to be made anew.
+func Rewrite() bool { return *rewriteFlag }

@@ -200,7 +200,9 @@ func (e *localEngine) Open(ctx context.Context, shard uint64, m Machine) (Log, e
 			}
 		}
 		if len(had.entries) > 0 {
-			m.Apply(bodies{e.store}, had.entries)
+			if err := replayed(m, bodies{e.store}, had.entries); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if !e.running {
@@ -238,10 +240,25 @@ func (e *localEngine) replay(ctx context.Context, shard uint64, m Machine) error
 			other.entries = append(other.entries, entry)
 		}
 		if len(e.entries) > 0 {
-			m.Apply(bodies{e.store}, e.entries)
+			return replayed(m, bodies{e.store}, e.entries)
 		}
 		return nil
 	})
+}
+
+// replayed feeds m with what an earlier process wrote. If that was of a newer version the error is ErrForeignDir.
+func replayed(m Machine, bodies Bodies, entries []Entry) (err error) {
+	defer func() {
+		switch bad := recover().(type) {
+		case nil:
+		case newerCommand:
+			err = fmt.Errorf("%w: %w", ErrForeignDir, bad)
+		default:
+			panic(bad)
+		}
+	}()
+	m.Apply(bodies, entries)
+	return nil
 }
 
 // commit feeds a batch to the machines, in runs of one shard, and tells the proposals. It runs on the log's
@@ -458,8 +475,8 @@ func (b bodies) Free(ref Ref)        { b.store.Free(storage.Position(ref)) }
 
 // storageError makes an error of the log one of the broker's.
 func storageError(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, ErrForeignDir) {
+		return err
 	}
 	for _, m := range [...]struct{ storage, broker error }{
 		{storage.ErrClosed, ErrClosed}, {storage.ErrLocked, ErrDirInUse}, {storage.ErrForeign, ErrForeignDir},

@@ -194,13 +194,20 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 	case cmdFire:
 		res, out = m.fire(ref, len(cmd), &r, out)
 	default:
-		panic(fmt.Sprintf("bourse: command of unknown kind %d: the log was written by a newer version", kind))
+		panic(newerCommand(kind))
 	}
 	out = m.wake(out)
 	if invariant.Costly {
 		m.check()
 	}
 	return res, out
+}
+
+// newerCommand is the panic of a machine at a command that it does not know.
+type newerCommand commandKind
+
+func (k newerCommand) Error() string {
+	return fmt.Sprintf("bourse: command of unknown kind %d: the log was written by a newer version", byte(k))
 }
 
 func mustDecode(kind commandKind, err error) {

@@ -300,7 +300,7 @@ func (c *counters) list() []*uint64 {
 func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
 	r := wire.NewReader(b)
 	if v := r.Byte(); v != snapshotVersion {
-		return nil, fmt.Errorf("snapshot of version %d, this binary reads %d", v, snapshotVersion)
+		return nil, fmt.Errorf("%w: snapshot of version %d, this binary reads %d", ErrForeignDir, v, snapshotVersion)
 	}
 	m := &machine{role: role(r.Byte()), queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}
 	if m.role > roleQueue {

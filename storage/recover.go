@@ -283,6 +283,10 @@ func (l *Log) openSegment(number uint32) (*segment, error) {
 		f.Close()
 		return nil, err
 	}
+	if err := l.checkVersion(number, b[:n]); err != nil {
+		f.Close()
+		return nil, err
+	}
 	own, first, bad := decodeSegmentHeader(b[:n])
 	if bad != "" {
 		return s, nil
