@@ -367,6 +367,7 @@ func TestConfirmIsDurable(t *testing.T) {
 		d := next(t, s)
 		require.Equal(t, "a", string(d.Body))
 
+		synctest.Wait() // the sync of b must not be held as well
 		fs.hold(true)
 		require.NoError(t, d.Ack()) // waits for nothing
 		acked := make(chan error, 1)
