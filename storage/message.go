@@ -161,7 +161,7 @@ func (l *Log) Stats() Stats {
 	}
 	l.mu.Lock()
 	st := Stats{
-		Spares: len(l.spares), Sequence: l.seq, Pending: l.pending, Free: free,
+		Spares: len(l.spares), Sequence: l.seq, Pending: l.pending, Appends: l.appends, Free: free,
 		Full: l.full != nil, Low: l.low != nil, Failed: l.failed != nil,
 	}
 	for _, s := range l.spares {
@@ -186,7 +186,7 @@ func (l *Log) Stats() Stats {
 	st.Live = l.refs
 	l.rollMu.Unlock()
 	st.Moved = l.counts.moved.Load()
-	st.Appends, st.Batches = l.counts.appends.Load(), l.counts.batches.Load()
+	st.Batches = l.counts.batches.Load()
 	st.Syncs, st.Written = l.counts.syncs.Load(), l.counts.written.Load()
 	st.CacheHits, st.DiskReads = l.counts.cacheHits.Load(), l.counts.diskReads.Load()
 	return st

@@ -134,6 +134,7 @@ type Log struct {
 	current  *segment
 	offset   int // of the next record in current
 	records  int // in current
+	appends  int64
 	scratch  []byte
 	spares   []*segment // in order of their numbers
 	free     []*segment // files to use again or to remove
@@ -186,7 +187,7 @@ type Log struct {
 	synced  atomic.Uint64 // everything up to it is durable; changed under syncMu
 
 	counts struct {
-		appends, batches, written, syncs, cacheHits, diskReads, moved, evacuated atomic.Int64
+		batches, written, syncs, cacheHits, diskReads, moved, evacuated atomic.Int64
 	}
 }
 
@@ -342,7 +343,7 @@ func (l *Log) addLocked(c *chunk, k kind, stream uint64, sync bool, n int, p Pay
 	l.open.sync = l.open.sync || sync
 	l.records++
 	l.takeLocked(c, recordSize(n))
-	l.counts.appends.Add(1)
+	l.appends++
 	return pos
 }
 

@@ -150,6 +150,11 @@ func (r *Reader) Float64() float64 { return math.Float64frombits(r.Uint64()) }
 
 // Uvarint reads what AppendUvarint wrote.
 func (r *Reader) Uvarint() uint64 {
+	if len(r.rest) > 0 && r.rest[0] < 0x80 { // most are
+		v := r.rest[0]
+		r.rest = r.rest[1:]
+		return uint64(v)
+	}
 	v, n := binary.Uvarint(r.rest)
 	if n <= 0 {
 		r.Fail()
