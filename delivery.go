@@ -46,6 +46,7 @@ type settlement struct {
 	// The verdict, written by the one who took state from open to settled; Extend, which leaves it
 	// open, has a proposal of its own.
 	verdict verdict
+	at      instant // of the command, see publication.at
 	pause   time.Duration
 	note    string       // for verdictDone the id of the message
 	answer  chan settled // AckSync only; capacity 1, sent by Done
@@ -65,7 +66,7 @@ func (l *settlement) AppendTo(dst []byte) []byte {
 	if c.verdict == verdictDone {
 		c.key = keyOf([]byte(c.note))
 	}
-	return c.appendTo(dst, s.b.now())
+	return c.appendTo(dst, l.at)
 }
 
 // Durable implements Proposal.
@@ -85,6 +86,7 @@ func (l *settlement) Done(a Answer, err error) {
 // propose sends the verdict into the log; the state must be taken.
 func (l *settlement) propose(v verdict, pause time.Duration, note string, answer chan settled) error {
 	l.verdict, l.pause, l.note, l.answer = v, pause, clipNote(note), answer
+	l.at = l.sub.b.now()
 	return l.sub.shard.log.Propose(l)
 }
 
@@ -100,6 +102,9 @@ func (l *settlement) known() error {
 		return ErrAutoAck
 	}
 	s := l.sub
+	if s.outer == nil && !s.marked.Load() {
+		return nil
+	}
 	var ended error
 	if s.outer != nil { // the part may learn of it later
 		s.outer.mu.Lock()

@@ -224,6 +224,7 @@ func (s *Subscription) upToJoined(j *joint, tag uint64) (own uint64, beside *ack
 	}
 	j.part.mu.Lock()
 	j.part.ackedTo = max(j.part.ackedTo, beside.tag)
+	j.part.marked.Store(true)
 	j.part.mu.Unlock()
 	return own, beside
 }

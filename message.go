@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -57,13 +58,37 @@ type Message struct {
 }
 
 // Confirm is the outcome of a PublishAsync, now or later.
+//
+// It takes no lock. Nobody waits beside an outcome: who waits hangs up wait and then looks at done, published sets done and then
+// looks at wait, so one of both sees the other.
 type Confirm struct {
 	pub publication
 
-	mu   sync.Mutex // guards below; leaf lock
-	done bool
+	done atomic.Bool // err is written, once
 	err  error
-	wait chan struct{} // closed when done; made when first asked for
+	wait atomic.Pointer[waitRoom] // made when first asked for
+}
+
+// waitRoom is where somebody waits for a Confirm.
+type waitRoom struct{ done chan struct{} } // closed by published
+
+// Confirms are made in blocks, since an allocation for each costs more than all else that its publisher does for it. Who keeps one
+// keeps its block.
+const blockConfirms = 10
+
+var confirmBlocks = sync.Pool{New: func() any { return new(confirmBlock) }}
+
+type confirmBlock struct{ rest []Confirm }
+
+func newConfirm() *Confirm {
+	b, _ := confirmBlocks.Get().(*confirmBlock) // the pool holds nothing else
+	if len(b.rest) == 0 {
+		b.rest = make([]Confirm, blockConfirms)
+	}
+	c := &b.rest[0]
+	b.rest = b.rest[1:]
+	confirmBlocks.Put(b)
+	return c
 }
 
 var closedChannel = func() chan struct{} {
@@ -74,33 +99,35 @@ var closedChannel = func() chan struct{} {
 
 // Done returns a channel that is closed once the outcome is known.
 func (c *Confirm) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done {
+	if c.done.Load() {
 		return closedChannel
 	}
-	if c.wait == nil {
-		c.wait = make(chan struct{})
+	w := c.wait.Load()
+	if w == nil {
+		if w = (&waitRoom{make(chan struct{})}); !c.wait.CompareAndSwap(nil, w) {
+			w = c.wait.Load()
+		}
 	}
-	return c.wait
+	if c.done.Load() {
+		return closedChannel
+	}
+	return w.done
 }
 
 // Err is the outcome: nil if the message is stored durably in every queue it was routed to, or was
 // not mandatory and not routed. Before Done it is nil as well.
 func (c *Confirm) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	if !c.done.Load() {
+		return nil
+	}
 	return c.err
 }
 
 // Wait blocks until the outcome is known and returns it as Err does, or until ctx ends; the error
 // then matches ErrUnknownOutcome and ctx.Err().
 func (c *Confirm) Wait(ctx context.Context) error {
-	c.mu.Lock()
-	done, err := c.done, c.err
-	c.mu.Unlock()
-	if done {
-		return err
+	if c.done.Load() {
+		return c.err
 	}
 	if _, known := await(ctx, c.Done()); !known {
 		return fmt.Errorf("broker: wait for a confirm: %w: %w", ErrUnknownOutcome, ctx.Err())
@@ -110,10 +137,9 @@ func (c *Confirm) Wait(ctx context.Context) error {
 
 // published implements publisher.
 func (c *Confirm) published(p *publication, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done, c.err = true, err
-	if c.wait != nil {
-		close(c.wait)
+	c.err = err
+	c.done.Store(true)
+	if w := c.wait.Load(); w != nil {
+		close(w.done)
 	}
 }

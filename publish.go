@@ -25,13 +25,14 @@ type publication struct {
 	b       *Broker
 	owner   publisher
 	message Message
-	made    uint64 // number of the id that the broker gives it
+	made    uint64  // number of the id that the broker gives it
+	at      instant // of the command; read before the log's lock is taken, so it may be before that of an earlier command
 	targets []queueID
 	few     [2]queueID  // room for targets
 	body    *compressed // the body while p is proposed; nil: as it is in message
-	index   int32       // in a batch
 
 	parts     atomic.Pointer[parts] // if one command does not decide the outcome
+	index     int32                 // in a batch
 	abandoned atomic.Bool           // set under mu: the caller has body and headers back
 	mu        sync.Mutex            // guards body and headers when they are read again after submit
 }
@@ -51,7 +52,7 @@ func (p *publication) id() messageID { return messageID{instance: p.b.instance, 
 
 // AppendTo implements Proposal.
 func (p *publication) AppendTo(dst []byte) []byte {
-	dst = appendHeader(dst, cmdEnqueue, p.b.now())
+	dst = appendHeader(dst, cmdEnqueue, p.at)
 	dst = appendTargets(dst, p.targets)
 	return appendCompressed(dst, &p.message, p.body, p.id(), nil)
 }
@@ -196,7 +197,7 @@ func (p *publication) finish(err error) {
 	} else {
 		err = p.describe(err)
 	}
-	p.message = Message{} // the caller's again
+	p.message.Body, p.message.Headers = nil, nil // the caller's again
 	if p.parts.Load() != nil {
 		p.parts.Store(nil)
 	}
@@ -242,7 +243,7 @@ func (p *publication) aim(before *company) *shard {
 		}
 	}
 	if err == nil {
-		p.targets = targets
+		p.targets, p.at = targets, p.b.now()
 		var shard, other *shard
 		shard, err = p.b.placement.toward(&p.message, targets[0])
 		for _, id := range targets[1:] {
@@ -310,7 +311,7 @@ func (p *publication) submitParts() {
 
 // AppendTo implements Proposal.
 func (t *part) AppendTo(dst []byte) []byte {
-	dst = appendHeader(dst, cmdEnqueue, t.p.b.now())
+	dst = appendHeader(dst, cmdEnqueue, t.p.at)
 	dst = appendTargets(dst, t.target[:])
 	return appendCompressed(dst, &t.p.message, t.body, t.p.id(), nil)
 }
@@ -426,7 +427,7 @@ func await[T any](ctx context.Context, outcome <-chan T) (got T, known bool) {
 // Confirm is never nil; it
 // carries refusals too. Confirms of one goroutine's publishes to the same queues come in order.
 func (b *Broker) PublishAsync(ctx context.Context, m Message) *Confirm {
-	c := new(Confirm)
+	c := newConfirm()
 	p := &c.pub
 	p.b, p.owner, p.message = b, c, m
 	if err := p.start(ctx, nil); err != nil {

@@ -1,6 +1,10 @@
 package bourse
 
-import "sync"
+import (
+	"strings"
+	"sync"
+	"unsafe"
+)
 
 // Bodies of deliveries that are small are cut from slabs, since an allocation for each costs more than all else that is done
 // for it. Who keeps one body keeps its slab.
@@ -13,6 +17,29 @@ var slabs = sync.Pool{New: func() any { return new(slab) }}
 
 type slab struct{ rest []byte }
 
+// Deliveries are made in blocks for the same reason, but where the bodies are large: else who keeps one would keep those of its
+// neighbours.
+const blockDeliveries = 9
+
+var deliveryBlocks = sync.Pool{New: func() any { return new(deliveryBlock) }}
+
+type deliveryBlock struct{ rest []Delivery }
+
+// newDelivery returns an empty one, for a message in a command of size bytes.
+func newDelivery(size uint32) *Delivery {
+	if size > slabMost {
+		return new(Delivery)
+	}
+	b, _ := deliveryBlocks.Get().(*deliveryBlock) // the pool holds nothing else
+	if len(b.rest) == 0 {
+		b.rest = make([]Delivery, blockDeliveries)
+	}
+	d := &b.rest[0]
+	b.rest = b.rest[1:]
+	deliveryBlocks.Put(b)
+	return d
+}
+
 // room returns an empty slice with room for n bytes, of nobody else's.
 func room(n int) []byte {
 	if n > slabMost {
@@ -20,7 +47,7 @@ func room(n int) []byte {
 	}
 	s, _ := slabs.Get().(*slab) // the pool holds nothing else
 	if len(s.rest) < n {
-		s.rest = make([]byte, slabBytes)
+		s.rest = unzeroed(slabBytes)
 	}
 	b := s.rest[:0:n]
 	s.rest = s.rest[n:]
@@ -31,6 +58,15 @@ func room(n int) []byte {
 // sureBytes: a command that is longer may be compressed, and then reading as much as its size says costs more than a look at its
 // length before.
 const sureBytes = 32 << 10
+
+// unzeroed is memory that holds anything: who gets it writes before it reads. To clear a slab costs as much as to copy the bodies
+// into it, and only what builds a string is spared that.
+func unzeroed(n int) []byte {
+	var b strings.Builder
+	b.Grow(n)
+	b.WriteByte(0)
+	return unsafe.Slice(unsafe.StringData(b.String()), n)
+}
 
 // read fills d with the message in the command at ref, or a part of it.
 func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {

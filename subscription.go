@@ -48,6 +48,7 @@ type Subscription struct {
 	joining sync.Mutex            // held by join
 	joined  atomic.Pointer[joint] // nil: there is no annex
 	halted  atomic.Bool           // by pause
+	marked  atomic.Bool           // set with ackedTo, stale and ended: before, no loan is known to be over
 
 	mu      sync.Mutex // guards below; taken under shard.mu, never around a proposal
 	buffer  []lent     // what the machine has lent and Next has not taken, by tag: buffer[first:]
@@ -195,6 +196,7 @@ func (s *Subscription) withdrawn(tag uint64) bool {
 		s.buffer = slices.Delete(s.buffer, s.first+i, s.first+i+1)
 		return true
 	}
+	s.marked.Store(true)
 	if s.stale == nil {
 		s.stale = make(map[uint64]struct{})
 	}
@@ -205,6 +207,7 @@ func (s *Subscription) withdrawn(tag uint64) bool {
 // end makes Next return err from now on and forgets what it has not taken.
 func (s *Subscription) end(err error) {
 	s.mu.Lock()
+	s.marked.Store(true)
 	if s.ended == nil {
 		s.ended = err
 		s.buffer, s.first = nil, 0
@@ -391,10 +394,9 @@ func (s *Subscription) deliver(l *lent) (*Delivery, error) {
 	if j := s.joined.Load(); j != nil {
 		from, public = s.origin(j, l)
 	}
-	d := &Delivery{
-		Queue: s.queue.Name, Tag: public, Deliveries: int(l.deliveries), Failures: int(l.failures),
-		EnqueuedAt: time.Unix(0, int64(l.arrived)),
-	}
+	d := newDelivery(l.size)
+	d.Queue, d.Tag, d.Deliveries, d.Failures = s.queue.Name, public, int(l.deliveries), int(l.failures)
+	d.EnqueuedAt = time.Unix(0, int64(l.arrived))
 	d.loan.sub, d.loan.tag, d.loan.slot = from, l.tag, l.slot
 	d.loan.deadline.Store(int64(l.deadline))
 	if err := from.shard.read(l.ref, l.part, l.size, d); err != nil {
@@ -438,6 +440,7 @@ func (s *Subscription) AckUpTo(tag uint64) error {
 			tag, beside = s.upToJoined(j, tag)
 		}
 		s.ackedTo = max(s.ackedTo, tag)
+		s.marked.Store(true)
 	}
 	s.mu.Unlock()
 	if errors.Is(err, ErrClosed) {
@@ -512,6 +515,7 @@ func (s *Subscription) close() error {
 	s.mu.Lock()
 	before := s.ended
 	s.ended = ErrClosed
+	s.marked.Store(true)
 	s.buffer, s.first = nil, 0
 	j := s.joined.Load()
 	s.mu.Unlock()
