@@ -265,7 +265,8 @@ func TestDelayMany(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	// The bodies are in the log, which is in memory here: about 100 bytes each. What is held beside it is bounded.
-	require.Less(t, (after.HeapAlloc-before.HeapAlloc)/uint64(n), uint64(1000), "bytes for each delayed message")
+	// It may be less than before: what other tests left in pools goes with the second collection.
+	require.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(n)*1000, "bytes for each delayed message")
 	s := consume(t, b, "q", bourse.MaxPrefetch)
 	seen := 0
 	for seen < n {
