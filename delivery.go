@@ -13,8 +13,8 @@ import (
 // AckSync return without waiting: the verdict is in the log with the next commit, and a crash before that
 // brings the message back.
 type Delivery struct {
-	// Headers, Body and the rest are the receiver's to keep and to change. Bodies up to 4 KiB share memory with their
-	// neighbours, up to 32 KiB: copy one that is to be kept for long.
+	// Headers, Body and the rest are the receiver's to keep and to change. Bodies up to 4 KiB, and the deliveries
+	// that they come in, share memory with their neighbours, about 100 KiB: copy what is to be kept for long.
 	Message
 
 	Queue      string
