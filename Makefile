@@ -27,7 +27,7 @@ CRASH_TESTS = ^TestCrash
 FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
-.PHONY: help test race invariants fuzz kill power full model sim planted crash damage faults bench depth poison unused floor
+.PHONY: help space test race invariants fuzz kill power full model sim planted crash damage faults bench depth poison unused floor
 .PHONY: replicate lint cover
 
 help:             ## list the targets
@@ -77,6 +77,9 @@ faults:           ## every call of the file system fails, in every way: nothing 
 
 bench:            ## the benchmarks; say machine, commit and options with every figure
 	go test -run '^$$' -bench . -benchmem ./...
+
+space:            ## the directory at rest, with files of the usual size and a million messages passing
+	go test -count=1 -timeout 20m -run '^TestSpace$$' . -space.full -v
 
 depth:            ## fail if a million waiting messages make an operation slower than a thousand do
 	go test -run '^$$' -bench '^BenchmarkDepth$$' . -depth.most 1.2
