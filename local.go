@@ -117,6 +117,7 @@ type localEngine struct {
 	busy     atomic.Bool    // there is one
 	saved    atomic.Uint64  // checkpoints written
 	size     atomic.Int64   // of the last one, so that the next is worth its cost
+	pins     pins           // backups that wait for the next batch
 
 	entries []Entry // owned by commit, kept for its memory
 }
@@ -266,6 +267,7 @@ func replayed(m Machine, bodies Bodies, entries []Entry) (err error) {
 func (e *localEngine) commit(batch []storage.Committed, err error) {
 	if err != nil {
 		e.fail(batch, err)
+		e.endPins(storageError(err))
 		return
 	}
 	for len(batch) > 0 {
@@ -277,6 +279,9 @@ func (e *localEngine) commit(batch []storage.Committed, err error) {
 		batch = batch[n:]
 	}
 	// On a full disk a checkpoint is what makes space.
+	if e.pins.waiting.Load() > 0 {
+		e.takePins()
+	}
 	if e.store.SinceCheckpoint() >= max(e.every, 8*e.size.Load()) || e.store.Reclaimable() > 0 {
 		e.checkpoint()
 	}
@@ -399,7 +404,9 @@ func (e *localEngine) Close() error {
 		_ = s.Close()
 	}
 	e.saving.Wait()
-	return storageError(e.store.Close())
+	err := storageError(e.store.Close())
+	e.endPins(ErrClosed)
+	return err
 }
 
 func (e *localEngine) stats() StorageStats {

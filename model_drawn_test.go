@@ -29,6 +29,7 @@ var undrawn = map[string]string{
 	"Broker.Weighed":          "export_test.go",
 	"Subscription.Pause":      "export_test.go",
 	"Message.Transient":       "a queue with an annex is two: semantics_transient_test.go has a model of the two as one",
+	"Broker.Backup":           "backup_test.go compares whole states",
 	"Broker.Browse":           "browsed calls it",
 	"Broker.QueueStats":       "Stats is compared, and has the same source",
 	"Broker.Shutdown":         "it is about handlers: life_test.go",

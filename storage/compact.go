@@ -340,7 +340,7 @@ func (l *Log) freeSegments(m Mark) {
 		l.recent[i].Store(nil)
 	}
 	for n, s := range l.segments {
-		if n < m.base.segment && !slices.Contains(m.live, n) {
+		if n < m.base.segment && !slices.Contains(m.live, n) && s.pins == 0 {
 			delete(l.segments, n)
 			l.free = append(l.free, s)
 		}

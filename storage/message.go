@@ -21,6 +21,7 @@ type segment struct {
 	bytes  atomic.Int64 // their size, nearly
 	copies []Position   // homes of records that were copied to it; guarded by Log.rollMu
 	stuck  bool         // owned by the compactor: damaged, so not to be moved
+	pins   int          // backups that read it; guarded by Log.segMu
 
 	// What Open found; fixed.
 	header bool   // it has a header of its own

@@ -3,6 +3,8 @@
 //	bourse check DIR              reads every message, and says what is damaged
 //	bourse stats DIR              what the queues hold
 //	bourse dump [options] DIR     the messages, one line of JSON for each
+//	bourse backup DIR TO          writes what is in it to a file; if TO is a directory, to bourse-backup.tar there
+//	bourse restore FROM DIR       makes DIR, which must be empty or not there, from that file
 //
 // It shows what a broker that opened the directory now would find: what was on loan is ready again, and what is due has
 // happened. The exit status is 0 if all is well, 1 if something is damaged, and 2 if it cannot be told: the directory is not
@@ -37,12 +39,17 @@ const (
 const usage = `usage: bourse check DIR
        bourse stats DIR
        bourse dump [-queue NAME] [-state ready|delayed|unacked|dying] [-limit N] DIR
+       bourse backup DIR TO
+       bourse restore FROM DIR
 `
 
 func run(args []string, out, errs io.Writer) int {
 	if len(args) == 0 {
 		_, _ = io.WriteString(errs, usage)
 		return unknown
+	}
+	if copying := copies[args[0]]; copying != nil {
+		return copying(args[1:], errs)
 	}
 	command, ok := commands[args[0]]
 	if !ok {
