@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/boursemq/bourse/internal/invariant"
 	"github.com/boursemq/bourse/internal/sim"
 )
 
@@ -21,11 +22,14 @@ import (
 // machine behind sim.System, in the commands and effects of the log.
 
 var (
-	simSeeds = flag.Int("sim.seeds", 2000, "seeds of TestSim")
+	simSeeds = flag.Int("sim.seeds", simDefault, "seeds of TestSim")
 	simSteps = flag.Int("sim.steps", 500, "commands for each seed of TestSim")
 	simFloor = flag.Int("sim.floor", 0, "seeds per second that TestSim must reach")
 	seedFlag = flag.Uint64("seed", 0, "seed of the first random walk; 0: a new one each time")
 )
+
+// simDefault is fewer where the machine looks at everything after each command.
+var simDefault = map[bool]int{false: 2000, true: 500}[invariant.Costly]
 
 // simSystem is a machine as internal/sim knows it.
 type simSystem struct {

@@ -318,7 +318,7 @@ func (l *Log) Checkpoint() (r io.ReadCloser, found bool, err error) {
 	rolls := make(map[uint32]*roll)
 	if err := readTable(in, rolls); err != nil {
 		f.Close()
-		if corrupt := (*CorruptError)(nil); !errors.As(err, &corrupt) {
+		if br.err == nil || errors.Is(br.err, io.EOF) { // else it is what the file said, damage or a fault
 			err = &CorruptError{File: l.checkpoint, Offset: offset, Wanted: "a table of records", Found: err.Error()}
 		}
 		return nil, false, fmt.Errorf("read checkpoint: %w", err)
