@@ -14,6 +14,7 @@ RUNS      ?= 100000  # simulated runs of 500 commands each
 RATE      ?= 200     # of them a second, at least
 IMAGES    ?= 20000   # disks cut at a write or a sync under a broker, recovered and compared
 SEEDS     ?= 12      # the same for the log alone: workloads that are cut at every call, some 20,000 disks
+BACKLOG   ?= 1000000 # messages that wait in one queue; ten million need 12 GB of disk
 OPENS     ?= 200000  # damaged directories that are opened and read
 FAULTS    ?= 3000    # calls of the file system that are made to fail under the log, and as many under a broker
 FUZZTIME  ?= 70000x  # per fuzz target; also a time, such as 10m
@@ -27,7 +28,7 @@ CRASH_TESTS = ^TestCrash
 FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
-.PHONY: help space test race invariants fuzz kill power full model sim planted crash damage faults bench depth poison unused floor
+.PHONY: help space test race invariants fuzz kill power full model sim planted crash damage faults bench depth backlog poison unused floor
 .PHONY: replicate lint cover
 
 help:             ## list the targets
@@ -83,6 +84,9 @@ space:            ## the directory at rest, with files of the usual size and a m
 
 depth:            ## fail if a million waiting messages make an operation slower than a thousand do
 	go test -run '^$$' -bench '^BenchmarkDepth$$' . -depth.most 1.2
+
+backlog:          ## fail if BACKLOG messages of 1 KB that wait take too much memory, or an open that finds them too long
+	.ci/suite . '^TestBacklog$$' -backlog $(BACKLOG) -v
 
 poison:           ## fail if a job that always fails takes more than a place: the others keep 95 % of their rate
 	.ci/suite . '^TestPoison'

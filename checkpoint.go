@@ -1,6 +1,8 @@
 package bourse
 
 import (
+	"bufio"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -70,26 +72,97 @@ func (p *pieces) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// decodeCheckpoint returns the snapshots in a checkpoint by shard.
-func decodeCheckpoint(b []byte) (map[uint64][]byte, error) {
-	r := wire.NewReader(b)
-	if v := r.Byte(); r.Err() == nil && v != checkpointVersion {
-		return nil, fmt.Errorf("%w: checkpoint of version %d, this binary reads %d", ErrForeignDir, v, checkpointVersion)
-	}
-	shards := make(map[uint64][]byte)
-	for range r.Count(2) {
-		id := r.Uvarint()
-		var state []byte
-		for piece := r.Bytes(); len(piece) > 0; piece = r.Bytes() {
-			state = append(state, piece...)
+// scanCheckpoint gives the snapshots in a checkpoint to fn, which need not read all of one. An error of fn ends it.
+func scanCheckpoint(from io.Reader, fn func(shard uint64, state io.Reader) error) error {
+	r := bufio.NewReaderSize(from, pieceBytes)
+	malformed := errors.Join(ErrStorage, fmt.Errorf("checkpoint: %w", wire.ErrMalformed))
+	bad := func(err error) error {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return malformed
 		}
-		if shards[id] != nil {
-			r.Fail()
+		return err
+	}
+	version, err := r.ReadByte()
+	switch {
+	case err != nil:
+		return bad(err)
+	case version != checkpointVersion:
+		return fmt.Errorf("%w: checkpoint of version %d, this binary reads %d", ErrForeignDir, version, checkpointVersion)
+	}
+	count, err := binary.ReadUvarint(r)
+	if err != nil {
+		return bad(err)
+	}
+	seen := make(map[uint64]bool)
+	for range count {
+		id, err := binary.ReadUvarint(r)
+		if err != nil {
+			return bad(err)
 		}
-		shards[id] = state
+		if seen[id] {
+			return malformed
+		}
+		seen[id] = true
+		state := &joined{r: r}
+		if err := fn(id, state); err != nil {
+			return bad(err)
+		}
+		if _, err := io.Copy(io.Discard, state); err != nil {
+			return bad(err)
+		}
 	}
-	if err := r.Done(); err != nil {
-		return nil, errors.Join(ErrStorage, fmt.Errorf("checkpoint: %w", err))
+	_, err = r.ReadByte()
+	switch {
+	case err == nil:
+		return malformed
+	case errors.Is(err, io.EOF):
+		return nil
 	}
-	return shards, nil
+	return err
+}
+
+// joined reads what pieces wrote, up to the length of 0.
+type joined struct {
+	r    *bufio.Reader
+	left uint64 // of the piece
+	over bool
+}
+
+// Read implements io.Reader. It is io.ErrUnexpectedEOF if the input ends before the length of 0.
+func (j *joined) Read(b []byte) (int, error) {
+	for j.left == 0 && !j.over {
+		n, err := binary.ReadUvarint(j.r)
+		if err != nil {
+			return 0, cutOff(err)
+		}
+		j.left, j.over = n, n == 0
+	}
+	if j.over {
+		return 0, io.EOF
+	}
+	n, err := j.r.Read(b[:min(uint64(len(b)), j.left)])
+	j.left -= uint64(n)
+	return n, cutOff(err)
+}
+
+// cutOff is err where the input must go on.
+func cutOff(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// measured is a reader that says how much it has, see snapshotReader.
+type measured struct {
+	io.Reader
+	left int
+}
+
+func (s *measured) Len() int { return s.left }
+
+func (s *measured) Read(b []byte) (int, error) {
+	n, err := s.Reader.Read(b)
+	s.left -= n
+	return n, err
 }

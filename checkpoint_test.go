@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,6 +49,17 @@ func (w *failingWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// decodeCheckpoint returns the snapshots in a checkpoint by shard.
+func decodeCheckpoint(b []byte) (map[uint64][]byte, error) {
+	shards := make(map[uint64][]byte)
+	err := scanCheckpoint(bytes.NewReader(b), func(shard uint64, state io.Reader) error {
+		all, err := io.ReadAll(state)
+		shards[shard] = all
+		return err
+	})
+	return shards, err
+}
+
 func TestCheckpointRoundTrip(t *testing.T) {
 	c := &checkpoint{shards: []savedShard{{1, inPieces("the state of shard one")}, {7, inPieces("seven")}, {9, inPieces(nil)}}}
 	var out bytes.Buffer
@@ -57,13 +69,32 @@ func TestCheckpointRoundTrip(t *testing.T) {
 	require.EqualValues(t, out.Len(), c.bytes)
 	got, err := decodeCheckpoint(out.Bytes())
 	require.NoError(t, err)
-	require.Equal(t, map[uint64][]byte{1: []byte("the state of shard one"), 7: []byte("seven"), 9: nil}, got)
+	require.Equal(t, map[uint64][]byte{1: []byte("the state of shard one"), 7: []byte("seven"), 9: {}}, got)
 	for i := range out.Len() {
 		_, err := decodeCheckpoint(out.Bytes()[:i])
 		require.Error(t, err, "cut at %d", i)
 		_, err = c.WriteTo(&failingWriter{left: i})
 		require.Error(t, err, "a disk with room for %d", i)
 	}
+	// What is not read is passed over, and what is behind it is still looked at.
+	for _, more := range []string{"", "x"} {
+		ids := []uint64{}
+		err = scanCheckpoint(strings.NewReader(out.String()+more), func(id uint64, state io.Reader) error {
+			ids = append(ids, id)
+			_, err := state.Read(make([]byte, 2))
+			if id == 9 {
+				require.ErrorIs(t, err, io.EOF)
+				err = nil
+			}
+			return err
+		})
+		require.Equal(t, []uint64{1, 7, 9}, ids)
+		require.Equal(t, more == "", err == nil)
+	}
+	failed := errors.New("failed")
+	require.ErrorIs(t, scanCheckpoint(&out, func(uint64, io.Reader) error { return failed }), failed)
+	_, err = decodeCheckpoint([]byte{checkpointVersion, 2, 1, 0, 1, 0})
+	require.ErrorIs(t, err, ErrStorage, "a shard twice")
 	_, err = decodeCheckpoint([]byte{checkpointVersion + 1})
 	require.ErrorIs(t, err, ErrForeignDir)
 }

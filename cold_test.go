@@ -20,10 +20,12 @@ import (
 // the machine and of the whole broker run with blocks so small that most messages get packed; a chain is compared with its
 // entries and with a naive one, cut, and read from random bytes; memory and allocations of a million messages are measured.
 
-// TestMain makes blocks small, but for benchmarks.
+var backlog = flag.Int("backlog", 0, "messages of TestBacklog, which then has bounds; 0: a few, without bounds")
+
+// TestMain makes blocks small, but where it matters how large they are.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("test.bench"); f == nil || f.Value.String() == "" {
+	if f := flag.Lookup("test.bench"); (f == nil || f.Value.String() == "") && *backlog == 0 {
 		usualShape = smallShape
 	}
 	os.Exit(m.Run())

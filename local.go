@@ -125,9 +125,10 @@ type localEngine struct {
 // recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
 // when its log was closed.
 type recovered struct {
-	snapshot []byte
-	entries  []Entry     // after the snapshot
-	closed   io.WriterTo // in place of both, of a shard that was open: the log counts its references already
+	saved   bool        // it is in the checkpoint
+	bytes   int64       // of it there
+	entries []Entry     // after it
+	closed  io.WriterTo // in place of all, of a shard that was open: the log counts its references already
 }
 
 // counted ignores references that were counted before.
@@ -146,27 +147,46 @@ type localShard struct {
 	empty  chan struct{} // capacity 1: closed and nothing inside; sent by left, received by Close
 }
 
-// load reads the checkpoint. The log is replayed when the first shard is opened, so that its entries need not
-// be kept.
+// load goes over the checkpoint, which verifies it. The shards read their parts when they are opened. The log is replayed when the
+// first of them is, so that its entries need not be kept.
 func (e *localEngine) load() error {
 	e.unopened = make(map[uint64]*recovered)
+	_, err := e.checkpointed(func(shard uint64, state io.Reader) error {
+		n, err := io.Copy(io.Discard, state)
+		e.unopened[shard] = &recovered{saved: true, bytes: n}
+		return err
+	})
+	return err
+}
+
+// checkpointed is scanCheckpoint over the newest checkpoint, if there is one.
+func (e *localEngine) checkpointed(fn func(shard uint64, state io.Reader) error) (found bool, err error) {
 	r, found, err := e.store.Checkpoint()
 	if err != nil || !found {
-		return err
+		return false, err
 	}
 	defer func() { _ = r.Close() }() // it was only read
-	b, err := io.ReadAll(r)
-	if err != nil {
-		return err
+	return true, scanCheckpoint(r, fn)
+}
+
+// restore gives m its part of the checkpoint, of so many bytes.
+func (e *localEngine) restore(shard uint64, m Machine, bytes int64) error {
+	done := errors.New("restored")
+	_, err := e.checkpointed(func(id uint64, state io.Reader) error {
+		if id != shard {
+			return nil
+		}
+		if err := m.Restore(bodies{e.store}, &measured{state, int(bytes)}); err != nil {
+			return err
+		}
+		return done
+	})
+	if err == nil {
+		err = fmt.Errorf("shard %d is not in the checkpoint any more", shard)
+	} else if errors.Is(err, done) {
+		err = nil
 	}
-	states, err := decodeCheckpoint(b)
-	if err != nil {
-		return err
-	}
-	for id, state := range states {
-		e.unopened[id] = &recovered{snapshot: state}
-	}
-	return nil
+	return err
 }
 
 // Placement implements Engine.
@@ -187,16 +207,17 @@ func (e *localEngine) Open(ctx context.Context, shard uint64, m Machine) (Log, e
 		return nil, fmt.Errorf("shard %d is open", shard)
 	}
 	if had := e.unopened[shard]; had != nil {
-		var refs Bodies = bodies{e.store}
 		if had.closed != nil {
 			var b bytes.Buffer
 			if _, err := had.closed.WriteTo(&b); err != nil {
 				return nil, err
 			}
-			refs, had = counted{}, &recovered{snapshot: b.Bytes()}
+			if err := m.Restore(counted{}, &b); err != nil {
+				return nil, err
+			}
 		}
-		if had.snapshot != nil {
-			if err := m.Restore(refs, bytes.NewReader(had.snapshot)); err != nil {
+		if had.saved {
+			if err := e.restore(shard, m, had.bytes); err != nil {
 				return nil, err
 			}
 		}

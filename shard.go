@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/boursemq/bourse/internal/wire"
 )
 
 // shard is the shell around a machine: it feeds it from the log, and does what the machine orders. It
@@ -292,13 +294,22 @@ func (s snapshot) WriteTo(w io.Writer) (n int64, err error) {
 	return n, err
 }
 
+// snapshotReader reads r as it comes if r says how long it is, as a bytes.Reader does, and else as a whole.
+func snapshotReader(r io.Reader) (wire.Reader, error) {
+	if sized, ok := r.(interface{ Len() int }); ok {
+		return wire.NewStreamReader(r, sized.Len()), nil
+	}
+	b, err := io.ReadAll(r)
+	return wire.NewReader(b), err
+}
+
 // Restore implements Machine.
 func (s *shard) Restore(bodies Bodies, r io.Reader) error {
-	b, err := io.ReadAll(r)
+	input, err := snapshotReader(r)
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
-	m, err := decodeMachine(b, func(ref Ref) { bodies.Keep(ref, 1) })
+	m, err := readMachine(input, func(ref Ref) { bodies.Keep(ref, 1) })
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}

@@ -298,8 +298,14 @@ func (c *counters) list() []*uint64 {
 
 // decodeMachine reads what appendTo wrote. keep is told every reference.
 func decodeMachine(b []byte, keep func(Ref)) (*machine, error) {
-	r := wire.NewReader(b)
-	if v := r.Byte(); v != snapshotVersion {
+	return readMachine(wire.NewReader(b), keep)
+}
+
+// readMachine is decodeMachine for what r has.
+func readMachine(r wire.Reader, keep func(Ref)) (*machine, error) {
+	if v := r.Byte(); r.Err() != nil {
+		return nil, fmt.Errorf("snapshot: %w", r.Err())
+	} else if v != snapshotVersion {
 		return nil, fmt.Errorf("%w: snapshot of version %d, this binary reads %d", ErrForeignDir, v, snapshotVersion)
 	}
 	m := &machine{role: role(r.Byte()), queues: make(map[queueID]*queue), timers: btree.NewG(16, byTimer)}

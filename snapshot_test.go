@@ -2,10 +2,15 @@ package bourse
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/boursemq/bourse/internal/wire"
 )
 
 // Goal: a snapshot says everything that a machine is, and what no machine wrote is refused. Method: a machine
@@ -86,6 +91,28 @@ func TestSnapshotCut(t *testing.T) {
 	good[0]++
 	_, err = decodeMachine(good, func(Ref) {})
 	require.ErrorContains(t, err, "version 2")
+}
+
+// A snapshot that is read as it comes, in pieces, makes the same machine; one that ends early, or whose source fails, makes none.
+func TestSnapshotStreamed(t *testing.T) {
+	good := everyAccount(t).m.appendTo(nil)
+	refs := func(all *[]Ref) func(Ref) { return func(r Ref) { *all = append(*all, r) } }
+	var want, got []Ref
+	_, err := decodeMachine(good, refs(&want))
+	require.NoError(t, err)
+	m, err := readMachine(wire.NewStreamReader(iotest.OneByteReader(bytes.NewReader(good)), len(good)), refs(&got))
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	require.True(t, bytes.Equal(good, m.appendTo(nil)))
+	for n := range good {
+		_, err := readMachine(wire.NewStreamReader(bytes.NewReader(good), n), func(Ref) {})
+		require.ErrorIs(t, err, wire.ErrMalformed, "cut after %d of %d bytes", n, len(good))
+		_, err = readMachine(wire.NewStreamReader(bytes.NewReader(good[:n]), len(good)), func(Ref) {})
+		require.ErrorIs(t, err, io.ErrUnexpectedEOF, "%d of %d bytes are there", n, len(good))
+	}
+	broken := errors.New("broken")
+	_, err = readMachine(wire.NewStreamReader(iotest.ErrReader(broken), len(good)), func(Ref) {})
+	require.ErrorIs(t, err, broken)
 }
 
 func TestSnapshotSpoilt(t *testing.T) {

@@ -428,6 +428,7 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 	number, offset, seq := l.base.segment, l.base.offset, l.base.next
 	var buf []byte
 	var batch []Committed
+	done := l.progressFrom(l.base)
 	for {
 		s := l.chain[number]
 		if s == nil {
@@ -449,7 +450,7 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 			return tail{}, fmt.Errorf("read %s: %w", l.segmentName(number), cmpErr(err, io.ErrUnexpectedEOF))
 		}
 		var end record
-		i, bad := 0, ""
+		i, bad, began := 0, "", seq
 		for s.header {
 			var r record
 			r, bad = decodeRecord(buf[i:], number, offset+uint32(i))
@@ -485,6 +486,7 @@ func (l *Log) replay(fn func([]Committed) error) (tail, error) {
 			return tail{}, err
 		}
 		batch = batch[:0]
+		done.read(len(buf), seq-began)
 		if end.kind == kindEnd && end.next != 0 {
 			if end.next <= number || end.first <= seq {
 				return tail{}, l.corrupt(number, int64(offset)+int64(i), "the next segment",

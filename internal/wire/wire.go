@@ -60,12 +60,13 @@ func UvarintLen(v uint64) int {
 	return n
 }
 
-// Reader decodes from a slice. After the first failure every method returns the
+// Reader decodes from a slice, or from a stream of known length. After the first failure every method returns the
 // zero value, and [Reader.Err] and [Reader.Done] return [ErrMalformed]. The zero
 // Reader is an empty input. Not safe for concurrent use.
 type Reader struct {
 	rest   []byte
 	failed bool
+	stream *stream // what comes behind rest; nil: nothing
 }
 
 // NewReader returns a Reader over b, which it reads and never changes.
@@ -73,25 +74,29 @@ func NewReader(b []byte) Reader { return Reader{rest: b} }
 
 // Err returns ErrMalformed if anything read so far did not decode.
 func (r *Reader) Err() error {
-	if r.failed {
-		return ErrMalformed
+	switch {
+	case !r.failed:
+		return nil
+	case r.stream != nil && r.stream.err != nil:
+		return r.stream.err
 	}
-	return nil
+	return ErrMalformed
 }
 
 // Done returns ErrMalformed if anything did not decode or input is left over.
 func (r *Reader) Done() error {
-	if r.failed || len(r.rest) > 0 {
+	if !r.failed && r.Len() > 0 {
 		return ErrMalformed
 	}
-	return nil
+	return r.Err()
 }
 
 // Len is the number of bytes not read yet; 0 after a failure.
-func (r *Reader) Len() int { return len(r.rest) }
+func (r *Reader) Len() int { return len(r.rest) + r.unread() }
 
 // Rest returns what has not been read yet, as a part of the input, and reads it.
 func (r *Reader) Rest() []byte {
+	r.fill(r.Len())
 	b := r.rest
 	r.rest = nil
 	return b
@@ -101,12 +106,14 @@ func (r *Reader) Rest() []byte {
 func (r *Reader) Fail() {
 	r.failed = true
 	r.rest = nil
+	if r.stream != nil {
+		r.stream.left = 0
+	}
 }
 
 // Byte reads one byte.
 func (r *Reader) Byte() byte {
-	if len(r.rest) < 1 {
-		r.Fail()
+	if len(r.rest) < 1 && !r.fill(1) {
 		return 0
 	}
 	b := r.rest[0]
@@ -125,8 +132,7 @@ func (r *Reader) Bool() bool {
 
 // Uint32 reads what AppendUint32 wrote.
 func (r *Reader) Uint32() uint32 {
-	if len(r.rest) < 4 {
-		r.Fail()
+	if len(r.rest) < 4 && !r.fill(4) {
 		return 0
 	}
 	v := binary.LittleEndian.Uint32(r.rest)
@@ -136,8 +142,7 @@ func (r *Reader) Uint32() uint32 {
 
 // Uint64 reads what AppendUint64 wrote.
 func (r *Reader) Uint64() uint64 {
-	if len(r.rest) < 8 {
-		r.Fail()
+	if len(r.rest) < 8 && !r.fill(8) {
 		return 0
 	}
 	v := binary.LittleEndian.Uint64(r.rest)
@@ -156,6 +161,9 @@ func (r *Reader) Uvarint() uint64 {
 		return uint64(v)
 	}
 	v, n := binary.Uvarint(r.rest)
+	if n == 0 && r.more() {
+		v, n = binary.Uvarint(r.rest)
+	}
 	if n <= 0 {
 		r.Fail()
 		return 0
@@ -167,6 +175,9 @@ func (r *Reader) Uvarint() uint64 {
 // Varint reads what AppendVarint wrote.
 func (r *Reader) Varint() int64 {
 	v, n := binary.Varint(r.rest)
+	if n == 0 && r.more() {
+		v, n = binary.Varint(r.rest)
+	}
 	if n <= 0 {
 		r.Fail()
 		return 0
@@ -179,7 +190,7 @@ func (r *Reader) Varint() int64 {
 // and fails if so many cannot be left: a count is then safe to allocate by.
 func (r *Reader) Count(size int) int {
 	v := r.Uvarint()
-	if v > uint64(len(r.rest)/max(size, 1)) {
+	if v > uint64(r.Len()/max(size, 1)) {
 		r.Fail()
 		return 0
 	}
@@ -189,7 +200,7 @@ func (r *Reader) Count(size int) int {
 // Bytes reads what AppendBytes wrote, as a part of the input: no copy.
 func (r *Reader) Bytes() []byte {
 	n := r.Count(1)
-	if r.failed {
+	if r.failed || n > len(r.rest) && !r.fill(n) {
 		return nil
 	}
 	b := r.rest[:n:n]
@@ -199,8 +210,11 @@ func (r *Reader) Bytes() []byte {
 
 // Fixed reads n bytes as a part of the input: no copy.
 func (r *Reader) Fixed(n int) []byte {
-	if n < 0 || n > len(r.rest) {
+	if n < 0 {
 		r.Fail()
+		return nil
+	}
+	if n > len(r.rest) && !r.fill(n) {
 		return nil
 	}
 	b := r.rest[:n:n]

@@ -2,8 +2,10 @@ package wire
 
 import (
 	"bytes"
+	"io"
 	"math"
 	"testing"
+	"testing/iotest"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -71,13 +73,62 @@ func TestReaderRefuses(t *testing.T) {
 	}
 }
 
+// A Reader over a stream reads what one over a slice does, and gives back parts that stay as they are.
+func TestStreamReader(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var enc []byte
+		var want [][]byte
+		for range rapid.IntRange(0, 20).Draw(t, "values") {
+			n := rapid.SampledFrom([]int{0, 1, 100, 1 << 14, streamWindow, 3 * streamWindow}).Draw(t, "n")
+			b := bytes.Repeat([]byte{rapid.Byte().Draw(t, "b")}, n)
+			want = append(want, b)
+			enc = AppendBytes(AppendVarint(AppendUvarint(AppendUint32(enc, 7), 1<<40), -1<<50), b)
+		}
+		r := NewStreamReader(bytes.NewReader(enc), len(enc))
+		var got [][]byte
+		for range want {
+			require.Equal(t, []any{uint32(7), uint64(1 << 40), int64(-1 << 50)}, []any{r.Uint32(), r.Uvarint(), r.Varint()})
+			got = append(got, r.Bytes())
+		}
+		require.NoError(t, r.Done())
+		for i := range want {
+			require.True(t, bytes.Equal(want[i], got[i]))
+		}
+	})
+	// Over the edge of a window, wherever that is.
+	numbers := make([]byte, 0, 4*streamWindow)
+	for len(numbers) < 3*streamWindow {
+		numbers = AppendVarint(AppendUvarint(numbers, 1<<40), -1<<50)
+	}
+	numbers = append(make([]byte, 3), numbers...)
+	for skip := range 3 {
+		r := NewStreamReader(bytes.NewReader(numbers[skip:]), len(numbers)-skip)
+		for r.Fixed(3 - skip); r.Len() > 0; {
+			require.Equal(t, []any{uint64(1 << 40), int64(-1 << 50)}, []any{r.Uvarint(), r.Varint()})
+		}
+		require.NoError(t, r.Done())
+	}
+	r := NewStreamReader(bytes.NewReader([]byte("three")), 5)
+	require.Equal(t, byte('t'), r.Byte())
+	require.Equal(t, 4, r.Len())
+	require.ErrorIs(t, r.Done(), ErrMalformed)
+	require.Equal(t, "hree", string(r.Rest()))
+	require.NoError(t, r.Done())
+	require.Zero(t, r.Byte())
+	require.ErrorIs(t, r.Err(), ErrMalformed)
+	r = NewStreamReader(bytes.NewReader([]byte{200}), math.MaxInt)
+	require.Zero(t, r.Uvarint())
+	require.ErrorIs(t, r.Err(), io.ErrUnexpectedEOF)
+}
+
 func FuzzReader(f *testing.F) {
 	f.Add([]byte{1, 2, 3}, []byte{0, 1, 2, 3, 4, 5, 6, 7, 8})
 	f.Add(AppendString(AppendUvarint(nil, 1<<60), "text"), []byte{2, 6, 5})
 	f.Fuzz(func(t *testing.T, input, methods []byte) {
-		r := NewReader(input)
+		r, s := NewReader(input), NewStreamReader(iotest.OneByteReader(bytes.NewReader(input)), len(input))
 		for _, m := range methods {
 			left := r.Len()
+			streamed(t, r, &s, m)
 			switch m % 9 {
 			case 0:
 				r.Byte()
@@ -107,4 +158,32 @@ func FuzzReader(f *testing.F) {
 			}
 		}
 	})
+}
+
+// streamed reads from s as by a method from r, and compares.
+func streamed(t *testing.T, r Reader, s *Reader, method byte) {
+	read := func(r *Reader) any {
+		switch method % 9 {
+		case 0:
+			return r.Byte()
+		case 1:
+			return r.Uint32()
+		case 2:
+			return r.Uvarint()
+		case 3:
+			return r.Varint()
+		case 4:
+			return r.Count(3)
+		case 5:
+			return string(r.Bytes())
+		case 6:
+			return r.String()
+		case 7:
+			return r.Bool()
+		}
+		return math.Float64bits(r.Float64())
+	}
+	if a, b := read(&r), read(s); a != b || r.Len() != s.Len() || r.Err() != s.Err() {
+		t.Fatalf("%v, %d left, %v; of a stream %v, %d left, %v", a, r.Len(), r.Err(), b, s.Len(), s.Err())
+	}
 }
