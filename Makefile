@@ -17,6 +17,7 @@ SEEDS     ?= 12      # the same for the log alone: workloads that are cut at eve
 BACKLOG   ?= 1000000 # messages that wait in one queue; ten million need 12 GB of disk
 OPENS     ?= 200000  # damaged directories that are opened and read
 FAULTS    ?= 3000    # calls of the file system that are made to fail under the log, and as many under a broker
+SOAK      ?= 3m      # how long the soak works; a long run: 2h
 FUZZTIME  ?= 70000x  # per fuzz target; also a time, such as 10m
 EXECS     ?= 1000000 # executions of all fuzz targets together, at least
 TARGETS   ?= 12      # fuzz targets, at least
@@ -28,8 +29,10 @@ CRASH_TESTS = ^TestCrash
 FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
-.PHONY: help space test race invariants fuzz kill power full model sim planted crash damage faults bench depth backlog poison unused floor
-.PHONY: replicate lint cover
+.PHONY: help soak space test race invariants fuzz kill power full model
+.PHONY: sim planted crash damage faults bench depth backlog poison unused floor
+.PHONY: replicate
+.PHONY: lint cover
 
 help:             ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## */\1\t/p' Makefile | expand -t 14
@@ -78,6 +81,9 @@ faults:           ## every call of the file system fails, in every way: nothing 
 
 bench:            ## the benchmarks; say machine, commit and options with every figure
 	go test -run '^$$' -bench . -benchmem ./...
+
+soak:             ## everything at once for SOAK: memory, goroutines, descriptors and directory return to where they were
+	go test -count=1 -timeout 0 -run '^TestSoak$$' . -soak $(SOAK) -v
 
 space:            ## the directory at rest, with files of the usual size and a million messages passing
 	go test -count=1 -timeout 20m -run '^TestSpace$$' . -space.full -v

@@ -144,7 +144,7 @@ func (f *sequentialFile) WriteAt(b []byte, offset int64) (int, error) {
 	n, err := f.w.Write(b)
 	f.n += int64(n)
 	if err != nil {
-		return n, fmt.Errorf("write the backup: %v", err) // not as it is: the reserve of the log is for its own disk
+		return n, errors.New("write the backup: " + err.Error()) // not as it is: the reserve of the log is for its own disk
 	}
 	return n, nil
 }

@@ -284,40 +284,56 @@ func (l *Log) Reclaimable() int {
 }
 
 // weighEvery is the share of a segment that is written, or loses its references, between two looks.
-const weighEvery = 16
+const weighEvery = 4
 
 // weigh finds whether a checkpoint would free so much that it is worth one, and whether there is something to compact. It
-// is called by the committer, after bytes more of log; idle: nothing else is on its way. A log at rest is left with less
-// garbage than a busy one, which would have to write its checkpoints more often.
-func (l *Log) weigh(bytes int, idle bool) {
+// is called by the committer, after bytes more of log. again: something has changed for whole segments. idle: nothing else is on its
+// way. A log at rest is left with less garbage than a busy one, which would have to write its checkpoints more often; whether
+// it is at rest the compactor finds out.
+func (l *Log) weigh(bytes int, again, idle bool) {
 	l.rollMu.Lock()
 	l.churn += int64(bytes)
-	enough := l.churn >= int64(l.opts.SegmentBytes)/weighEvery || idle && l.busy.Load()
-	if enough {
-		l.churn = 0
+	enough := l.churn >= int64(l.opts.SegmentBytes)/weighEvery
+	if again = again || l.emptied; again || enough {
+		l.churn, l.emptied = 0, false
 	}
 	l.rollMu.Unlock()
-	if !enough {
+	if enough {
+		l.busy.Store(true)
+	}
+	if !enough && !again && !(idle && l.stirred.Load()) {
 		return
 	}
-	l.busy.Store(!idle)
 	u, _ := l.survey()
-	if u.garbage > u.live/2+int64(l.opts.SegmentBytes)/2 {
+	if u.garbage > l.slack(u, l.busy.Load()) {
 		l.wakeCompactor()
 	}
-	if l.due.Swap(l.worth(u)) == 0 && l.due.Load() > 0 {
+	l.setDue(u)
+	if idle && l.restless(u) && l.stirred.CompareAndSwap(true, false) {
+		l.wakeCompactor()
+	}
+}
+
+// setDue has a checkpoint taken if it is worth one.
+func (l *Log) setDue(u usage) {
+	if n := l.worth(u, l.busy.Load()); l.due.Swap(n) == 0 && n > 0 {
 		l.Poke()
 	}
 }
 
+// restless reports whether there is something to do as soon as the log is at rest.
+func (l *Log) restless(u usage) bool {
+	return l.busy.Load() && (u.garbage > l.slack(u, false) || l.worth(u, false) > 0)
+}
+
 // worth is how many segments a checkpoint would free, if they are worth one.
-func (l *Log) worth(u usage) int64 {
+func (l *Log) worth(u usage, busy bool) int64 {
 	segment := int64(l.opts.SegmentBytes)
 	l.rollMu.Lock()
 	// About what it would take: as much for each reference as the last one did.
 	limit := int64(float64(l.checkpointBytes.Load())*min(float64(l.refs+1)/float64(l.checkpointRefs+1), 1)) + segment/2
 	l.rollMu.Unlock()
-	if l.busy.Load() {
+	if busy {
 		limit = max(limit, segment*int64(max(4, l.opts.Spare/4)))
 	}
 	if u.dead < limit {
@@ -331,7 +347,7 @@ func (l *Log) worth(u usage) int64 {
 func (l *Log) freeSegments(m Mark) {
 	defer func() { // of what was freed meanwhile
 		u, _ := l.survey()
-		l.due.Store(l.worth(u))
+		l.due.Store(l.worth(u, l.busy.Load()))
 	}()
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -286,7 +286,7 @@ func (l *Log) Free(pos Position) {
 	if s := l.segment(r.place(pos, i).segment()); s != nil {
 		s.bytes.Add(-size)
 		if s.live.Add(-1) == 0 && s.number < l.settled.Load() {
-			l.churn += int64(l.opts.SegmentBytes) // it can be freed: to be weighed now
+			l.emptied = true // it can be freed
 		}
 	}
 }

@@ -20,7 +20,7 @@ type segment struct {
 	live   atomic.Int64 // records in it that somebody refers to
 	bytes  atomic.Int64 // their size, nearly
 	copies []Position   // homes of records that were copied to it; guarded by Log.rollMu
-	stuck  bool         // owned by the compactor: damaged, so not to be moved
+	stuck  atomic.Bool  // damaged, so not to be moved
 	pins   int          // backups that read it; guarded by Log.segMu
 
 	// What Open found; fixed.

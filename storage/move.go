@@ -18,8 +18,9 @@ import (
 // of all records that it refers to (table.go).
 //
 // The work is bounded. It is done while more than a third of what is in segments is garbage, and half a segment at
-// that, and takes the emptiest segment first: so it writes at most two bytes for each that it frees. It goes through the
-// log as everything else, in small steps with a sync between them, so a publish waits for one of these at most.
+// that, or four while the log is busy, and takes the emptiest segment first: so it writes at most two bytes for each that
+// it frees. It goes through the log as everything else, in small steps with a sync between them, so a publish waits for one
+// of these at most.
 
 const (
 	stepBytes   = 512 << 10 // of copies between two syncs; one record may be longer
@@ -36,8 +37,10 @@ func (l *Log) compact() {
 			return
 		case <-l.thin:
 		}
-		for s, full := l.victim(); s != nil && l.evacuate(s, !full); s, full = l.victim() {
-			l.counts.evacuated.Add(1)
+		for again := true; again; again = l.rests() {
+			for s, full := l.victim(); s != nil && l.stays(s, !full) && l.evacuate(s, !full); s, full = l.victim() {
+				l.counts.evacuated.Add(1)
+			}
 		}
 	}
 }
@@ -62,9 +65,11 @@ type usage struct {
 // survey finds the usage, and the segment with the least in it to move.
 func (l *Log) survey() (u usage, full bool) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	full = l.full != nil
+	l.mu.Unlock()
 	l.segMu.RLock()
 	defer l.segMu.RUnlock()
+	least := 0.0
 	for number, s := range l.segments {
 		bytes := s.bytes.Load()
 		u.live += bytes
@@ -73,14 +78,14 @@ func (l *Log) survey() (u usage, full bool) {
 		case s.live.Load() == 0:
 			u.dead += s.size
 			u.free++
-		case !s.stuck:
+		case !s.stuck.Load():
 			u.garbage += max(s.size-bytes, 0)
-			if u.best == nil || cmp.Compare(float64(bytes)/float64(s.size), float64(u.best.bytes.Load())/float64(u.best.size)) < 0 {
-				u.best = s
+			if share := float64(bytes) / float64(s.size); u.best == nil || share < least {
+				u.best, least = s, share
 			}
 		}
 	}
-	return u, l.full != nil
+	return u, full
 }
 
 // victim returns the segment to be evacuated next, or nil: there is too little garbage, or enough is waiting for a checkpoint.
@@ -97,10 +102,61 @@ func (l *Log) victim() (s *segment, full bool) {
 		return u.best, full
 	case u.dead > 4*segment+l.checkpointBytes.Load():
 		return nil, full
-	case u.garbage <= u.live/2+segment/2 || u.best.bytes.Load() > u.best.size/4*3:
+	case u.garbage <= l.slack(u, l.busy.Load()) || u.best.bytes.Load() > u.best.size/4*3:
 		return nil, full
 	}
 	return u.best, full
+}
+
+// slack is how much garbage is left alone: more in a busy log, where most of it goes by itself.
+func (l *Log) slack(u usage, busy bool) int64 {
+	segment := int64(l.opts.SegmentBytes)
+	if busy {
+		return u.live/2 + 4*segment
+	}
+	return u.live/2 + segment/2
+}
+
+// pause waits while one sync goes by, which is the only clock that the log has, and reports whether it is well. quiet: nothing
+// was appended meanwhile.
+func (l *Log) pause(adds bool) (quiet, ok bool) {
+	nothing := &step{list: []moved{{}}, done: make(chan error, 1)}
+	if _, err := l.append(kindMove, 0, true, adds, nothing); err != nil {
+		return false, false
+	}
+	l.mu.Lock()
+	seq := l.seq
+	l.mu.Unlock()
+	if err := <-nothing.done; err != nil {
+		return false, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return seq == l.seq, true
+}
+
+// stays reports whether what s holds is going to stay there: none of it lost its references while one sync went by. What is
+// written and acked at once leaves segments nearly empty too, which will be empty before they are copied.
+func (l *Log) stays(s *segment, adds bool) bool {
+	before := s.live.Load()
+	_, ok := l.pause(adds)
+	return ok && s.live.Load() == before
+}
+
+// rests reports whether the log has come to rest, and there is something to do that a busy one leaves alone. A checkpoint is asked
+// for if it is that.
+func (l *Log) rests() bool {
+	u, full := l.survey()
+	if full || !l.restless(u) {
+		return false
+	}
+	if quiet, ok := l.pause(true); !quiet || !ok {
+		return false
+	}
+	l.busy.Store(false)
+	u, _ = l.survey()
+	l.setDue(u)
+	return u.garbage > l.slack(u, false)
 }
 
 // moved is a record to be copied.
@@ -156,7 +212,7 @@ func (l *Log) evacuate(s *segment, adds bool) bool {
 				if l.segment(s.number) != s {
 					return true // all of it was freed meanwhile
 				}
-				s.stuck = true
+				s.stuck.Store(true)
 				l.opts.Logger.Error("a segment is not compacted, since a record in it cannot be read", "err", err)
 				return true
 			}

@@ -68,12 +68,12 @@ type Mark struct {
 // it may be called on the goroutine of Replay until the first Append; otherwise only
 // inside Commit.
 func (l *Log) Mark() Mark {
+	l.rollMu.Lock()
+	defer l.rollMu.Unlock()
 	m := Mark{
 		base:   base{l.reported.end.segment(), l.reported.end.offset(), l.reported.next},
 		logged: l.logged.Load(),
 	}
-	l.rollMu.Lock()
-	defer l.rollMu.Unlock()
 	m.rolls, m.refs = l.viewRollsLocked(), l.refs
 	l.segMu.RLock()
 	defer l.segMu.RUnlock()

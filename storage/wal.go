@@ -155,13 +155,14 @@ type Log struct {
 	missing        error                        // what Keep found to be missing
 	checkpointRefs int64                        // refs at the mark of the newest checkpoint
 	churn          int64                        // bytes written, and bytes that lost their last reference, since it was weighed last
+	emptied        bool                         // a segment lost its last reference since then
 
 	cacheMu sync.RWMutex
 	cache   ring
 
 	runs runs
 
-	reported reported // owned by the committer; by Replay before it starts
+	reported reported // changed by the committer, and by Replay before it starts; guarded by rollMu
 
 	ckptMu     sync.Mutex
 	checkpoint string // name of the newest; empty if none
@@ -174,7 +175,8 @@ type Log struct {
 	checkpointBytes atomic.Int64  // size of the newest checkpoint
 	due             atomic.Int64  // segments that a checkpoint would free, if that is worth one
 	settled         atomic.Uint32 // the segment that was reported into last: all before it are known
-	busy            atomic.Bool   // it was when it was weighed last
+	busy            atomic.Bool   // much was written, or lost its references, since the log was found at rest
+	stirred         atomic.Bool   // something was, since the compactor was asked to look whether it is
 
 	looked struct{ syncs, written int64 } // owned by the preparer: counts when bulk looked last
 	ample  bool                           // owned by the preparer: there were as many spares as wanted
@@ -618,13 +620,17 @@ func (l *Log) seal(err error) {
 func (l *Log) report() {
 	defer l.wg.Done()
 	for b := range l.done {
-		bytes := b.bytes
+		bytes, again := 0, len(b.moves) > 0 // what the compactor writes is not churn
+		if len(b.records) > 0 {
+			bytes = b.bytes
+			l.stirred.Store(true)
+		}
 		if b.err == nil && (len(b.records) > 0 || b.inner) {
 			l.logged.Add(int64(b.bytes))
+			l.rollMu.Lock()
 			l.reported = reported{b.last, b.last + 1, b.end}
-			if n := b.end.segment(); l.settled.Swap(n) != n || len(b.moves) > 0 {
-				bytes += l.opts.SegmentBytes // another segment is known, or has been left: to be weighed now
-			}
+			l.rollMu.Unlock()
+			again = l.settled.Swap(b.end.segment()) != b.end.segment() || again
 		}
 		l.reportMoves(b)
 		if l.opts.Commit != nil && (len(b.records) > 0 || b.poked) {
@@ -647,7 +653,7 @@ func (l *Log) report() {
 		}
 		l.room.Broadcast()
 		l.mu.Unlock()
-		l.weigh(bytes, idle)
+		l.weigh(bytes, again, idle)
 	}
 }
 

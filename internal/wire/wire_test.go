@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math"
 	"testing"
@@ -183,7 +184,7 @@ func streamed(t *testing.T, r Reader, s *Reader, method byte) {
 		}
 		return math.Float64bits(r.Float64())
 	}
-	if a, b := read(&r), read(s); a != b || r.Len() != s.Len() || r.Err() != s.Err() {
+	if a, b := read(&r), read(s); a != b || r.Len() != s.Len() || !errors.Is(r.Err(), s.Err()) {
 		t.Fatalf("%v, %d left, %v; of a stream %v, %d left, %v", a, r.Len(), r.Err(), b, s.Len(), s.Err())
 	}
 }
