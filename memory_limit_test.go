@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/boursemq/bourse"
+	"github.com/boursemq/bourse/internal/invariant"
 	"github.com/boursemq/bourse/storage"
 )
 
@@ -304,7 +305,12 @@ func TestMemoryLimitLargeMessage(t *testing.T) {
 }
 
 // Bodies of durable messages are no reason to wait; so many messages that they alone are the memory are one.
-func TestMemoryLimitDurable(t *testing.T) { synctest.Test(t, testMemoryLimitDurable) }
+func TestMemoryLimitDurable(t *testing.T) {
+	if invariant.Costly {
+		t.Skip("all of the 30,000 messages that wait are looked at after each command")
+	}
+	synctest.Test(t, testMemoryLimitDurable)
+}
 
 func testMemoryLimitDurable(t *testing.T) {
 	fs := &storage.MemFS{}
