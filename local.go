@@ -184,9 +184,12 @@ func (e *localEngine) restore(shard uint64, m Machine, bytes int64) error {
 	if err == nil {
 		err = fmt.Errorf("shard %d is not in the checkpoint any more", shard)
 	} else if errors.Is(err, done) {
-		err = nil
+		return nil
 	}
-	return err
+	if errors.Is(err, ErrForeignDir) || errors.Is(err, ErrStorage) {
+		return err
+	}
+	return storageError(err)
 }
 
 // Placement implements Engine.
