@@ -127,9 +127,14 @@ func (r recorder) Apply(bodies Bodies, entries []Entry) {
 }
 
 // bareMachine applies commands and nothing else: to see what a log recovers to.
-type bareMachine struct{ m *machine }
+type bareMachine struct {
+	mu sync.Mutex // guards m
+	m  *machine
+}
 
 func (b *bareMachine) Apply(bodies Bodies, entries []Entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	for i := range entries {
 		res, out := b.m.apply(entries[i].Ref, entries[i].Cmd, nil)
 		entries[i].Answer = res.answer
@@ -146,7 +151,11 @@ func (b *bareMachine) Apply(bodies Bodies, entries []Entry) {
 
 func (b *bareMachine) Lead(bool) {}
 
-func (b *bareMachine) Snapshot() (io.WriterTo, error) { return snapshot{b.m.view()}, nil }
+func (b *bareMachine) Snapshot() (io.WriterTo, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return snapshot{b.m.view()}, nil
+}
 
 func (b *bareMachine) Restore(bodies Bodies, r io.Reader) error {
 	all, err := io.ReadAll(r)
@@ -178,14 +187,15 @@ func recoverRaw(fs storage.FS, h *crashHistory) (state uint64, held map[rawKey]r
 		return 0, nil, err
 	}
 	e := opened.(*localEngine)
-	m := &bareMachine{newMachine(roleAll, newTopology(topologyLimits{}))}
+	m := &bareMachine{m: newMachine(roleAll, newTopology(topologyLimits{}))}
 	if _, err := e.Open(context.Background(), 1, m); err != nil {
 		_ = e.Close()
 		return 0, nil, err
 	}
+	n := 0
+	m.mu.Lock() // the engine may be taking a checkpoint
 	m.m.check()
 	state, held = h.hash(m.m), map[rawKey]rawEntry{}
-	n := 0
 	for _, q := range m.m.order {
 		n += q.size()
 		q.ready.each(func(x entry) bool { held[rawKey{q.def.Name, x.seq}] = rawEntry{x, false}; return true })
@@ -198,6 +208,7 @@ func recoverRaw(fs storage.FS, h *crashHistory) (state uint64, held map[rawKey]r
 			q.delayed.Ascend(func(d delayed) bool { held[rawKey{q.def.Name, d.seq}] = rawEntry{d.entry, false}; return true })
 		}
 	}
+	m.mu.Unlock()
 	if live := e.store.Stats().Live; live != int64(n) {
 		err = fmt.Errorf("the log counts %d references, the queues hold %d messages", live, n)
 	}

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +41,13 @@ func goldenBroker(t *testing.T, dir string) (*bourse.Broker, *handClock) {
 
 func copyDir(t *testing.T, from, to string) {
 	t.Helper()
+	for !tryCopyDir(t, from, to) { // the log made or removed a file meanwhile
+		require.NoError(t, os.RemoveAll(to))
+	}
+}
+
+func tryCopyDir(t *testing.T, from, to string) (whole bool) {
+	t.Helper()
 	require.NoError(t, os.MkdirAll(to, 0o700))
 	files, err := os.ReadDir(from)
 	require.NoError(t, err)
@@ -47,9 +56,15 @@ func copyDir(t *testing.T, from, to string) {
 			continue
 		}
 		b, err := os.ReadFile(filepath.Join(from, f.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(filepath.Join(to, f.Name()), b, 0o600))
 	}
+	again, err := os.ReadDir(from)
+	require.NoError(t, err)
+	return slices.EqualFunc(files, again, func(a, b os.DirEntry) bool { return a.Name() == b.Name() })
 }
 
 // makeGolden writes the directories closed and killed below to.

@@ -42,11 +42,14 @@ func TestFaultsAreCaught(t *testing.T) {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
 			var caught []string
-			for _, c := range Cases() {
-				d := NewDisk()
-				d.fault = f
-				if text := run(c, harness(d, 200*time.Millisecond)); text != "" {
-					caught = append(caught, c.Name+": "+text)
+			// What is called beside something else is seen only if they meet, which a busy machine may take some tries for.
+			for try := 0; try < 10 && len(caught) == 0; try++ {
+				for _, c := range Cases() {
+					d := NewDisk()
+					d.fault = f
+					if text := run(c, harness(d, 200*time.Millisecond)); text != "" {
+						caught = append(caught, c.Name+": "+text)
+					}
 				}
 			}
 			if len(caught) == 0 {
