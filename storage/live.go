@@ -130,7 +130,7 @@ func classBytes(c uint8) int64 {
 	return (int64(8|c&7)<<e + int64(1)<<e/2) * chunkAlign
 }
 
-// rollOf returns the roll of a segment, or nil.
+// rollOfLocked returns the roll of a segment, or nil.
 func (l *Log) rollOfLocked(number uint32) *roll {
 	if r := l.lastRoll[number%recentSegments]; r.roll != nil && r.number == number {
 		return r.roll

@@ -38,8 +38,9 @@ func (l *Log) compact() {
 		case <-l.thin:
 		}
 		for again := true; again; again = l.rests() {
-			for s, full := l.victim(); s != nil && l.stays(s, !full) && l.evacuate(s, !full); s, full = l.victim() {
-				l.counts.evacuated.Add(1)
+			s, full := l.victim()
+			for s != nil && l.stays(s, !full) && l.evacuate(s, !full) {
+				s, full = l.victim()
 			}
 		}
 	}

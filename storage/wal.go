@@ -189,7 +189,7 @@ type Log struct {
 	synced  atomic.Uint64 // everything up to it is durable; changed under syncMu
 
 	counts struct {
-		batches, written, syncs, cacheHits, diskReads, moved, evacuated atomic.Int64
+		batches, written, syncs, cacheHits, diskReads, moved atomic.Int64
 	}
 }
 
