@@ -8,6 +8,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,8 +60,10 @@ func set(t *testing.T, v reflect.Value) {
 // deaf is an engine whose logs of queues are led elsewhere, or fail, as long as refuse is set.
 type deaf struct {
 	perQueue
-	refuse *error
+	refuse *atomic.Value // of deafness
 }
+
+type deafness struct{ error }
 
 func (e deaf) Open(ctx context.Context, shard uint64, m Machine) (Log, error) {
 	log, err := e.perQueue.Open(ctx, shard, m)
@@ -72,12 +75,12 @@ func (e deaf) Open(ctx context.Context, shard uint64, m Machine) (Log, error) {
 
 type deafLog struct {
 	Log
-	refuse *error
+	refuse *atomic.Value
 }
 
 func (l deafLog) Propose(p Proposal) error {
-	if *l.refuse != nil {
-		return *l.refuse
+	if r, _ := l.refuse.Load().(deafness); r.error != nil { // also from a goroutine of the broker
+		return r.error
 	}
 	return l.Log.Propose(p)
 }
@@ -85,7 +88,7 @@ func (l deafLog) Propose(p Proposal) error {
 func TestUpdateShardPerQueue(t *testing.T) {
 	ctx := context.Background()
 	fs := &storage.MemFS{}
-	var refuse error
+	var refuse atomic.Value
 	open := func() *Broker {
 		e, err := NewLocalEngine("data", LocalOptions{FS: fs, SegmentBytes: 64 << 10, CheckpointBytes: 64 << 10})
 		require.NoError(t, err)
@@ -123,23 +126,25 @@ func TestUpdateShardPerQueue(t *testing.T) {
 
 	// Another node leads the queue, and hears of the change when it learns of it itself. This one looks when it leads.
 	declared := q
-	refuse, q.AckDeadline = ErrNotLeader, time.Minute
+	refuse.Store(deafness{ErrNotLeader})
+	q.AckDeadline = time.Minute
 	require.NoError(t, b.Update(ctx, q))
 	require.NoError(t, b.Check(q), "in the catalogue it is")
 	require.True(t, inForce(b).equal(declared.withDefaults()))
-	refuse = nil
+	refuse.Store(deafness{})
 	led, _ := b.topology.Load().queue("q")
 	b.placement.of(led.id).Lead(false)
 	b.placement.of(led.id).Lead(true)
 	follows(b, q)
 
 	// The queue could not be reached, and then the process died.
-	refuse, q.MaxRetries = ErrStorage, 5
+	refuse.Store(deafness{ErrStorage})
+	q.MaxRetries = 5
 	require.ErrorIs(t, b.Update(ctx, q), ErrStorage)
 	require.NoError(t, b.Check(q))
 	require.Equal(t, 20, inForce(b).MaxRetries)
 	image := fs.Crash(storage.CrashModes[0], func(int) int { return 0 })
-	refuse = nil
+	refuse.Store(deafness{})
 	require.NoError(t, b.Close())
 	fs = image
 	b = open()

@@ -55,7 +55,16 @@ func fill(t testing.TB, o Options, fs FS, n int, size func(i int) int) *filled {
 		}
 		return nil
 	}}
-	o.CacheBytes, o.Commit = -1, f.c.commit
+	kept := 0
+	o.CacheBytes, o.Commit = -1, func(batch []Committed, err error) {
+		for _, c := range batch { // at once, or the log would take them for garbage
+			if kept < n {
+				f.Keep(c.Pos, 1)
+				kept++
+			}
+		}
+		f.c.commit(batch, err)
+	}
 	f.Log, _ = open(t, "d", o)
 	for i := range n {
 		f.sizes = append(f.sizes, size(i))
@@ -67,7 +76,6 @@ func fill(t testing.TB, o Options, fs FS, n int, size func(i int) int) *filled {
 		f.c.wait(n + i + 1)
 	}
 	for _, c := range f.c.wait(n + fillers)[:n] {
-		f.Keep(c.Pos, 1)
 		f.at = append(f.at, c.Pos)
 	}
 	f.reads.Store(0)
