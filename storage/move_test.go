@@ -154,7 +154,7 @@ func (k *keeper) rest(t *testing.T, fs *MemFS) (used, live int64) {
 		u, _ := k.l.survey()
 		segment := int64(k.l.opts.SegmentBytes)
 		k.mu.Lock()
-		busy := k.saving || k.l.Reclaimable() > 0 ||
+		busy := k.saving || k.l.Reclaimable() > 0 || k.l.restless(u) ||
 			u.garbage > u.live/2+segment/2+2*segment/weighEvery && u.best.bytes.Load() <= u.best.size/4*3
 		err := k.err
 		k.mu.Unlock()
