@@ -95,7 +95,7 @@ func NewLocalEngine(dir string, opts LocalOptions) (Engine, error) {
 	if err != nil {
 		return nil, storageError(err)
 	}
-	e.store = log
+	e.store, e.bodies.store = log, log
 	if err := e.load(); err != nil {
 		return nil, errors.Join(storageError(err), log.Close())
 	}
@@ -120,6 +120,7 @@ type localEngine struct {
 	pins     pins           // backups that wait for the next batch
 
 	entries []Entry // owned by commit, kept for its memory
+	bodies  bodies  // likewise
 }
 
 // recovered is the state of a shard that is not open: what the directory holds for it, or what its machine was
@@ -176,9 +177,11 @@ func (e *localEngine) restore(shard uint64, m Machine, bytes int64) error {
 		if id != shard {
 			return nil
 		}
-		if err := m.Restore(bodies{e.store}, &measured{state, int(bytes)}); err != nil {
+		refs := bodies{store: e.store}
+		if err := m.Restore(&refs, &measured{state, int(bytes)}); err != nil {
 			return err
 		}
+		refs.flush()
 		return done
 	})
 	if err == nil {
@@ -225,7 +228,7 @@ func (e *localEngine) Open(ctx context.Context, shard uint64, m Machine) (Log, e
 			}
 		}
 		if len(had.entries) > 0 {
-			if err := replayed(m, bodies{e.store}, had.entries); err != nil {
+			if err := replayed(m, &bodies{store: e.store}, had.entries); err != nil {
 				return nil, err
 			}
 		}
@@ -265,14 +268,14 @@ func (e *localEngine) replay(ctx context.Context, shard uint64, m Machine) error
 			other.entries = append(other.entries, entry)
 		}
 		if len(e.entries) > 0 {
-			return replayed(m, bodies{e.store}, e.entries)
+			return replayed(m, &e.bodies, e.entries)
 		}
 		return nil
 	})
 }
 
 // replayed feeds m with what an earlier process wrote. If that was of a newer version the error is ErrForeignDir.
-func replayed(m Machine, bodies Bodies, entries []Entry) (err error) {
+func replayed(m Machine, refs *bodies, entries []Entry) (err error) {
 	defer func() {
 		switch bad := recover().(type) {
 		case nil:
@@ -282,7 +285,8 @@ func replayed(m Machine, bodies Bodies, entries []Entry) (err error) {
 			panic(bad)
 		}
 	}()
-	m.Apply(bodies, entries)
+	m.Apply(refs, entries)
+	refs.flush()
 	return nil
 }
 
@@ -336,7 +340,8 @@ func (e *localEngine) apply(batch []storage.Committed) {
 		c := &batch[i]
 		e.entries = append(e.entries, Entry{Index: c.Sequence, Ref: Ref(c.Pos), Cmd: c.Data})
 	}
-	s.m.Apply(bodies{e.store}, e.entries)
+	s.m.Apply(&e.bodies, e.entries)
+	e.bodies.flush()
 	for i := range batch {
 		proposalOf(&batch[i]).Done(e.entries[i].Answer, nil)
 	}
@@ -498,11 +503,31 @@ func (s *localShard) left(n int64) {
 	}
 }
 
-// bodies is the log's account of references.
-type bodies struct{ store *storage.Log }
+// bodies is the log's account of references. What it is told goes there together, since each trip takes a lock: the owner must call
+// flush. Meanwhile what was just applied can be read, since it is where it was written.
+type bodies struct {
+	store   *storage.Log
+	changes []storage.Change
+}
 
-func (b bodies) Keep(ref Ref, n int) { b.store.Keep(storage.Position(ref), n) }
-func (b bodies) Free(ref Ref)        { b.store.Free(storage.Position(ref)) }
+// bodiesAtOnce is how much is told together.
+const bodiesAtOnce = 256
+
+func (b *bodies) Keep(ref Ref, n int) { b.add(storage.Change{Pos: storage.Position(ref), N: n}) }
+func (b *bodies) Free(ref Ref)        { b.add(storage.Change{Pos: storage.Position(ref), N: -1}) }
+
+func (b *bodies) add(c storage.Change) {
+	if b.changes = append(b.changes, c); len(b.changes) >= bodiesAtOnce {
+		b.flush()
+	}
+}
+
+func (b *bodies) flush() {
+	if len(b.changes) > 0 {
+		b.store.Refer(b.changes)
+		b.changes = b.changes[:0]
+	}
+}
 
 // storageError makes an error of the log one of the broker's.
 func storageError(err error) error {

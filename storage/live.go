@@ -153,6 +153,29 @@ type numberedRoll struct {
 func (l *Log) Keep(pos Position, n int) {
 	l.rollMu.Lock()
 	defer l.rollMu.Unlock()
+	l.takeRefsLocked(pos, n)
+}
+
+// Change is a Keep of N references to the record at Pos, or a Free of one if N is below zero.
+type Change struct {
+	Pos Position
+	N   int
+}
+
+// Refer is Keep and Free for each of the changes, in their order.
+func (l *Log) Refer(changes []Change) {
+	l.rollMu.Lock()
+	defer l.rollMu.Unlock()
+	for i := range changes {
+		if c := &changes[i]; c.N < 0 {
+			l.dropRefLocked(c.Pos)
+		} else {
+			l.takeRefsLocked(c.Pos, c.N)
+		}
+	}
+}
+
+func (l *Log) takeRefsLocked(pos Position, n int) {
 	r := l.rollOfLocked(pos.segment())
 	if r == nil {
 		r = &roll{}
@@ -266,6 +289,10 @@ func (l *Log) sizeOfLocked(pos Position) int {
 func (l *Log) Free(pos Position) {
 	l.rollMu.Lock()
 	defer l.rollMu.Unlock()
+	l.dropRefLocked(pos)
+}
+
+func (l *Log) dropRefLocked(pos Position) {
 	r, i, found := l.rollOfLocked(pos.segment()), 0, false
 	if r != nil {
 		i, found = r.find(pos.offset())
