@@ -140,8 +140,9 @@ type Broker struct {
 
 	topology   atomic.Pointer[topology] // stored by placement, loaded by everybody
 	waitings   sync.Pool                // of *waiting. Not shared by brokers: a channel made in a synctest bubble must stay in it
-	made       atomic.Uint64            // ids made
-	published  atomic.Uint64
+	made       atomic.Uint64            // ids made; by publishers
+	_          [64]byte                 // so that these do not meet in a cache line
+	published  atomic.Uint64            // by the log
 	unroutable atomic.Uint64
 	closing    atomic.Bool
 

@@ -120,7 +120,7 @@ func (s *shard) weighNothingLocked() {
 // held is how many bytes the log has for commands that are kept. Of the slabs those that are full count whole, however little of
 // them is still kept; but none that could be used again, so that a log whose messages are gone holds nothing.
 func (l *memoryLog) held() int64 {
-	held := l.large + slabBytes*int64(l.full) + keptBytes*int64(len(l.kept)-len(l.free))
+	held := l.large + memorySlabBytes*int64(l.full) + keptBytes*int64(len(l.kept)-len(l.free))
 	if s := l.open; s != nil && s.live > 0 {
 		held += int64(len(s.all) - len(s.rest))
 	}
@@ -151,10 +151,10 @@ type MemoryStats struct {
 }
 
 func (b *Broker) memoryStats() MemoryStats {
-	m := &b.gate.memory
+	m, pending := &b.gate.memory, b.gate.loaded()
 	s := MemoryStats{
 		Limit: m.limit, Waiting: m.messages.Load(), Transient: m.bodies.Load(), IDs: m.ids.Load(),
-		Pending: max(0, b.gate.bytes.Load()+pendingBytes*b.gate.count.Load()), Full: m.shut.Load(), Waiters: b.gate.waiting(),
+		Pending: pending.bytes() + pendingBytes*pending.count(), Full: m.shut.Load(), Waiters: b.gate.waiting(),
 	}
 	if e, ok := b.engine.(*localEngine); ok {
 		st := e.store.Stats()

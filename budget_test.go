@@ -128,8 +128,8 @@ func TestGateWithinBudget(t *testing.T) {
 	close(stored)
 	consumers.Wait()
 	require.Zero(t, g.memory.messages.Load())
-	require.Zero(t, g.count.Load())
-	require.Zero(t, g.bytes.Load())
+	require.Zero(t, g.loaded().count())
+	require.Zero(t, g.loaded().bytes())
 	require.Zero(t, g.waiting())
 	require.True(t, g.enter(1, false))
 	require.Positive(t, gaveUp.Load())
@@ -198,7 +198,7 @@ func TestMemoryLogHolds(t *testing.T) {
 				if c.slab == l.open {
 					bytes += int64(len(c.slab.all) - len(c.slab.rest))
 				} else {
-					bytes += slabBytes
+					bytes += memorySlabBytes
 				}
 			}
 		}

@@ -19,9 +19,11 @@ type gate struct {
 	maxCount int64 // fixed, as maxBytes is
 	maxBytes int64
 	memory   budget
-	count    atomic.Int64 // inside; for a moment also who is about to be refused, as in bytes
-	bytes    atomic.Int64
 	waits    atomic.Int64 // in line, and one more when the gate is closed
+
+	_      [64]byte
+	inside atomic.Int64 // see load; every publish changes it twice, so it is alone in its cache line
+	_      [64]byte
 
 	mu     sync.Mutex // guards below; leaf lock
 	line   []*gateWaiter
@@ -34,17 +36,27 @@ type gateWaiter struct {
 	let   chan error // capacity 1
 }
 
+// load is what is inside, or comes: publications above bytesBits, their bytes below. For a moment also who is about to be refused is
+// counted. There are a million at most, with a GiB, and no more of the others than there are goroutines.
+type load int64
+
+const bytesBits = 40
+
+func loadOf(n int64) load       { return 1<<bytesBits + load(n) }
+func (l load) count() int64     { return int64(l >> bytesBits) }
+func (l load) bytes() int64     { return int64(l & (1<<bytesBits - 1)) }
+func (g *gate) loaded() load    { return load(g.inside.Load()) }
+func (g *gate) add(l load) load { return load(g.inside.Add(int64(l))) }
+
 // take counts n bytes in if there is room. One publication may always pass an empty gate, as far as memory goes. After false undo
 // must follow.
 func (g *gate) take(n int64, frees bool) bool {
-	count, bytes := g.count.Add(1), g.bytes.Add(n)
+	all := g.add(loadOf(n))
+	count, bytes := all.count(), all.bytes()
 	return (count == 1 || count <= g.maxCount && bytes <= g.maxBytes) && (frees || g.memory.admits(count, bytes, n))
 }
 
-func (g *gate) undo(n int64) {
-	g.bytes.Add(-n)
-	g.count.Add(-1)
-}
+func (g *gate) undo(n int64) { g.add(-loadOf(n)) }
 
 // enter lets n bytes in if they need not wait.
 func (g *gate) enter(n int64, frees bool) bool {

@@ -51,11 +51,12 @@ type memorySlab struct {
 }
 
 // memorySlabs are for all memory logs. The collector takes what nobody uses.
-var memorySlabs = sync.Pool{New: func() any { return &memorySlab{all: make([]byte, slabBytes)} }}
+var memorySlabs = sync.Pool{New: func() any { return &memorySlab{all: make([]byte, memorySlabBytes)} }}
 
 const (
-	memoryAtOnce = 64  // commands in one call of the machine
-	mostLeft     = 256 // slabs that wait for readers; more are the collector's
+	memorySlabBytes = 32 << 10
+	memoryAtOnce    = 64  // commands in one call of the machine
+	mostLeft        = 256 // slabs that wait for readers; more are the collector's
 )
 
 func newMemoryLog(m Machine) *memoryLog { return &memoryLog{m: m} }

@@ -74,7 +74,7 @@ type waitRoom struct{ done chan struct{} } // closed by published
 
 // Confirms are made in blocks, since an allocation for each costs more than all else that its publisher does for it. Who keeps one
 // keeps its block.
-const blockConfirms = 10
+const blockConfirms = 21
 
 var confirmBlocks = sync.Pool{New: func() any { return new(confirmBlock) }}
 

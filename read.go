@@ -9,7 +9,7 @@ import (
 // Bodies of deliveries that are small are cut from slabs, since an allocation for each costs more than all else that is done
 // for it. Who keeps one body keeps its slab.
 const (
-	slabBytes = 32 << 10
+	slabBytes = 64 << 10
 	slabMost  = 4 << 10 // bytes of a body that is cut from one
 )
 
@@ -18,8 +18,8 @@ var slabs = sync.Pool{New: func() any { return new(slab) }}
 type slab struct{ rest []byte }
 
 // Deliveries are made in blocks for the same reason, but where the bodies are large: else who keeps one would keep those of its
-// neighbours.
-const blockDeliveries = 9
+// neighbours. So many fill a size class of the allocator of which a span holds several, as do blockConfirms.
+const blockDeliveries = 19
 
 var deliveryBlocks = sync.Pool{New: func() any { return new(deliveryBlock) }}
 

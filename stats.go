@@ -110,7 +110,7 @@ type QueueStats struct {
 func (b *Broker) Stats() Stats {
 	now := b.now()
 	out := Stats{Published: b.published.Load(), Unroutable: b.unroutable.Load()}
-	out.Pending = int(b.gate.count.Load())
+	out.Pending = int(b.gate.loaded().count())
 	out.Memory = b.memoryStats()
 	if e, ok := b.engine.(*localEngine); ok {
 		out.Storage = e.stats()
