@@ -1,6 +1,7 @@
 package bourse
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -39,6 +40,7 @@ const (
 	cmdPause     commandKind = 19 // stop or start the deliveries of a queue
 	cmdEnter     commandKind = 20 // a message that was told to wait for room, to one queue
 	cmdRetire    commandKind = 21 // a queue that is ending in its own shard leaves the catalogue
+	cmdAcks      commandKind = 22 // acks of some loans of one consumer
 )
 
 // brings reports whether a command may hold a message: nothing refers to others once they are applied.
@@ -207,6 +209,73 @@ func (c ackUpTo) appendTo(dst []byte, at instant) []byte {
 
 func decodeAckUpTo(r *wire.Reader) ackUpTo {
 	return ackUpTo{queue: queueID(r.Uvarint()), consumer: consumerID(r.Uvarint()), tag: r.Uvarint()}
+}
+
+// acks: queue, consumer, two bytes for the length of the list, the list, and zeros.
+func appendAcks(dst []byte, at instant, queue queueID, consumer consumerID, list []byte, room int) []byte {
+	dst = appendHeader(dst, cmdAcks, at)
+	dst = wire.AppendUvarint(dst, uint64(queue))
+	dst = wire.AppendUvarint(dst, uint64(consumer))
+	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(list)))
+	dst = append(dst, list...)
+	return append(dst, zeros[:room-len(list)]...)
+}
+
+var zeros [mostAckRoom]byte // what is not filled
+
+// appendAck appends an element of a list: how far its tag is from that of the one before, and its slot.
+func appendAck(dst []byte, tag, before uint64, slot slotID) []byte {
+	return wire.AppendUvarint(wire.AppendVarint(dst, int64(tag-before)), uint64(uint32(slot)))
+}
+
+// ackList is a list of acks.
+type ackList struct {
+	queue    queueID
+	consumer consumerID
+	list     []byte
+}
+
+func decodeAcks(r *wire.Reader) (l ackList) {
+	l.queue = queueID(r.Uvarint())
+	l.consumer = consumerID(r.Uvarint())
+	rest := r.Rest()
+	if len(rest) < 2 {
+		r.Fail()
+		return l
+	}
+	n := int(binary.LittleEndian.Uint16(rest))
+	if rest = rest[2:]; n > len(rest) {
+		r.Fail()
+		return l
+	}
+	for _, b := range rest[n:] {
+		if b != 0 {
+			r.Fail()
+		}
+	}
+	list := wire.NewReader(rest[:n])
+	for list.Len() > 0 {
+		list.Varint()
+		if list.Uvarint() > 1<<31-1 {
+			list.Fail()
+		}
+	}
+	if list.Err() != nil {
+		r.Fail()
+	}
+	l.list = rest[:n]
+	return l
+}
+
+// all calls yield with each ack.
+func (l ackList) all(yield func(tag uint64, slot slotID) bool) {
+	tag := uint64(0)
+	for r := wire.NewReader(l.list); r.Len() > 0; {
+		tag += uint64(r.Varint())
+		if !yield(tag, slotID(r.Uvarint())) {
+			return
+		}
+	}
 }
 
 // take asks for one message for a consumer; its answer is the loan.

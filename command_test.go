@@ -65,6 +65,27 @@ func TestCommandRoundTrip(t *testing.T) {
 		require.Equal(t, u, decodeAckUpTo(&r))
 		require.NoError(t, r.Done())
 
+		var list []byte
+		var acked []lent
+		before := uint64(0)
+		for range rapid.IntRange(0, 50).Draw(t, "acks") {
+			l := lent{tag: rapid.Uint64().Draw(t, "acked"), slot: slotID(rapid.Int32Range(0, math.MaxInt32).Draw(t, "slot"))}
+			list, acked, before = appendAck(list, l.tag, before, l.slot), append(acked, l), l.tag
+		}
+		cmd := appendAcks(nil, at, queue, who, list, len(list)+rapid.IntRange(0, 30).Draw(t, "room"))
+		r = header(t, cmd, cmdAcks, at)
+		l := decodeAcks(&r)
+		require.NoError(t, r.Done())
+		require.Equal(t, []any{queue, who}, []any{l.queue, l.consumer})
+		for tag, slot := range l.all {
+			require.Equal(t, acked[0], lent{tag: tag, slot: slot})
+			acked = acked[1:]
+		}
+		require.Empty(t, acked)
+		r = header(t, append(cmd, 1), cmdAcks, at) // what is not filled is zero
+		decodeAcks(&r)
+		require.ErrorIs(t, r.Done(), wire.ErrMalformed)
+
 		k := take{queue, who}
 		r = header(t, k.appendTo(nil, at), cmdTake, at)
 		require.Equal(t, k, decodeTake(&r))
@@ -145,9 +166,10 @@ func refusedReasonOf(flag bool) refusalReason {
 
 // The numbers of kinds and answers are part of the format.
 func TestCommandNumbers(t *testing.T) {
-	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21}, []commandKind{
+	require.Equal(t, []commandKind{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22}, []commandKind{
 		cmdEnqueue, cmdAttach, cmdDetach, cmdSettle, cmdAckUpTo, cmdTake, cmdTick, cmdOpen, cmdDeclare, cmdRemove, cmdMove,
 		cmdForwarded, cmdPurge, cmdAmend, cmdUpdate, cmdRedefine, cmdBundle, cmdFire, cmdPause, cmdEnter, cmdRetire,
+		cmdAcks,
 	})
 	require.Equal(t, []verdict{0, 1, 2, 3, 4, 5}, []verdict{
 		verdictAck, verdictNack, verdictReject, verdictRelease, verdictExtend, verdictDone,

@@ -14,7 +14,7 @@ import (
 // brings the message back.
 type Delivery struct {
 	// Headers, Body and the rest are the receiver's to keep and to change. Bodies up to 4 KiB, and the deliveries
-	// that they come in, share memory with their neighbours, about 100 KiB: copy what is to be kept for long.
+	// that they come in, share memory with their neighbours, about 200 KiB: copy what is to be kept for long.
 	Message
 
 	Queue      string
@@ -85,6 +85,11 @@ func (l *settlement) Done(a Answer, err error) {
 
 // propose sends the verdict into the log; the state must be taken.
 func (l *settlement) propose(v verdict, pause time.Duration, note string, answer chan settled) error {
+	if v == verdictAck && answer == nil {
+		if log, ok := l.sub.shard.log.(*localShard); ok {
+			return l.sub.ackLate(log, l.tag, l.slot)
+		}
+	}
 	l.verdict, l.pause, l.note, l.answer = v, pause, clipNote(note), answer
 	l.at = l.sub.b.now()
 	return l.sub.shard.log.Propose(l)

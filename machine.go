@@ -119,6 +119,17 @@ func (m *machine) apply(ref Ref, cmd []byte, out []effect) (applied, []effect) {
 		} else {
 			res.answer.Code = answerGone
 		}
+	case cmdAcks:
+		l := decodeAcks(&r)
+		mustDecode(kind, r.Done())
+		if q := m.at(l.queue); q != nil {
+			for tag, slot := range l.all {
+				_, out = q.settle(settle{consumer: l.consumer, tag: tag, slot: slot, verdict: verdictAck}, out)
+			}
+			out = m.touch(q, out)
+		} else {
+			res.answer.Code = answerGone
+		}
 	case cmdAttach:
 		c := decodeAttach(&r)
 		mustDecode(kind, r.Done())

@@ -115,7 +115,12 @@ func (p *interpreter) command() []byte {
 		return c.appendTo(nil, p.now)
 	case 12:
 		c := p.loan()
-		return ackUpTo{c.queue, c.consumer, c.tag + uint64(p.byte()%3)}.appendTo(nil, p.now)
+		if b := p.byte(); b >= 128 {
+			list := appendAck(appendAck(nil, c.tag, 0, c.slot), c.tag+1, c.tag, slotID(b%4))
+			return appendAcks(nil, p.now, c.queue, c.consumer, list, 16)
+		} else {
+			return ackUpTo{c.queue, c.consumer, c.tag + uint64(b%3)}.appendTo(nil, p.now)
+		}
 	case 13:
 		return take{p.queue(), p.consumer()}.appendTo(nil, p.now)
 	case 14:
@@ -387,6 +392,7 @@ func FuzzAnswerError(f *testing.F) {
 func FuzzCommandDecode(f *testing.F) {
 	f.Add(attach{1, 2, 3, -4}.appendTo(nil, 4))
 	f.Add(settle{1, 2, 3, 4, verdictNack, -1, "note", idKey{}}.appendTo(nil, 5))
+	f.Add(appendAcks(nil, 5, 1, 2, appendAck(appendAck(nil, 7, 0, 1), 5, 7, 0), 16))
 	f.Add(amend{1, place{2, 1, 3, 4, StateDelayed, 5}, amendPriority, 6, 7}.appendTo(nil, 8))
 	f.Add(appendDeclare(nil, 1, 0, topologyLimits{},
 		[]Declaration{Queue{Name: "q"}, Exchange{Name: "e"}, Binding{Exchange: "e", Queue: "q"}}))

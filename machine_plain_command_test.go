@@ -98,6 +98,21 @@ func (p *plainMachine) settle(c settle, r *report) uint64 {
 	return code
 }
 
+func (p *plainMachine) acks(l ackList, r *report) uint64 {
+	q := p.queue(l.queue)
+	if q == nil {
+		return answerGone
+	}
+	for tag, slot := range l.all {
+		if m := q.loan(l.consumer, tag); m != nil && m.slot == slot {
+			q.count.Acked++
+			q.remove(m, r)
+		}
+	}
+	q.settled(r)
+	return answerOK
+}
+
 func (p *plainMachine) ackUpTo(c ackUpTo, r *report) uint64 {
 	q := p.queue(c.queue)
 	if q == nil {

@@ -45,7 +45,11 @@ func (w *walker) step() {
 	case k < 154:
 		w.take()
 	case k < 160:
-		w.ackUpTo()
+		if w.one(2) {
+			w.ackUpTo()
+		} else {
+			w.acks()
+		}
 	case k < 175:
 		w.tick()
 	case k < 178:
@@ -276,6 +280,32 @@ func (w *walker) ackUpTo() {
 	at := w.at()
 	res := w.propose(at, c.appendTo(nil, at))
 	w.agree(res.answer.Code, w.p.ackUpTo(c, &w.want))
+}
+
+// acks are some of a consumer's loans, in any order, some twice and some that are not there.
+func (w *walker) acks() {
+	q := w.queue()
+	l := ackList{queue: q.id, consumer: w.consumer(q)}
+	if w.one(20) {
+		l.queue = w.queueID()
+	}
+	var all []*plainMessage
+	if have := q.consumer(l.consumer); have != nil {
+		all = q.loans(have)
+	}
+	before := uint64(0)
+	for range w.rng.IntN(6) {
+		tag, slot := uint64(w.rng.IntN(5)), slotID(w.rng.IntN(5))
+		if len(all) > 0 && !w.one(20) {
+			m := all[w.rng.IntN(len(all))]
+			tag, slot = m.tag, m.slot
+		}
+		l.list = appendAck(l.list, tag, before, slot)
+		before = tag
+	}
+	at := w.at()
+	res := w.propose(at, appendAcks(nil, at, l.queue, l.consumer, l.list, len(l.list)+w.rng.IntN(9)))
+	w.agree(res.answer.Code, w.p.acks(l, &w.want))
 }
 
 func (w *walker) attach() {
@@ -689,6 +719,8 @@ func describeCommand(cmd []byte) string {
 		what = decodeSettle(&r)
 	case cmdAckUpTo:
 		what = decodeAckUpTo(&r)
+	case cmdAcks:
+		what = decodeAcks(&r)
 	case cmdTake:
 		what = decodeTake(&r)
 	case cmdAmend:

@@ -39,6 +39,8 @@ type Subscription struct {
 	// prefetch and priority are those of the consumer; 0 and 0 behind Get.
 	prefetch, priority int32
 
+	acks acks // under way
+
 	outer *Subscription // of which this is the part in the annex; nil: it is none
 	once  sync.Once     // of Close
 	err   error         // of that Close; written by once

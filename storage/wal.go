@@ -26,6 +26,15 @@ type Freer interface {
 	Frees() bool
 }
 
+// Sealer is a Payload that is filled in as late as can be: AppendTo gives its size, and Seal its content, when its batch is about to
+// be written. So what comes meanwhile finds room in a record that has its place in the log already.
+type Sealer interface {
+	Payload
+	// Seal fills data, which is what AppendTo appended. It is called once for each record that was appended, in log order, on
+	// the log's writer and under no lock, also if the log has failed meanwhile. It must not call the log, nor block.
+	Seal(data []byte)
+}
+
 // Committed is one record on its way out of the log, in log order.
 type Committed struct {
 	Stream   uint64
@@ -195,17 +204,24 @@ type Log struct {
 
 // batch is a run of records that is written, synced and reported together.
 type batch struct {
-	records []Committed
-	pieces  []piece
-	last    uint64   // sequence of its last record
-	end     Position // behind its last record
-	file    *segment // that its last record is in; set when it is written
-	bytes   int
-	sync    bool
-	poked   bool // to be reported even if it is empty
-	inner   bool // there are records of the log's own in it
-	moves   []Committed
-	err     error
+	records  []Committed
+	pieces   []piece
+	last     uint64   // sequence of its last record
+	end      Position // behind its last record
+	file     *segment // that its last record is in; set when it is written
+	bytes    int
+	sync     bool
+	poked    bool // to be reported even if it is empty
+	inner    bool // there are records of the log's own in it
+	moves    []Committed
+	unsealed []unsealed
+	err      error
+}
+
+// unsealed is a record whose payload is to be filled in.
+type unsealed struct {
+	sealer Sealer
+	data   []byte
 }
 
 // piece is a part of a chunk, in whole records (and the segment header at the start).
@@ -340,7 +356,11 @@ func (l *Log) addLocked(c *chunk, k kind, stream uint64, sync bool, n int, p Pay
 	if k == kindCopy {
 		l.current.live.Add(1) // until its kindMove is applied: a checkpoint in between must not free it
 	} else {
-		*list = append(*list, Committed{Stream: stream, Sequence: l.seq, Pos: pos, Data: c.mem[body : body+n : body+n], Owner: p})
+		data := c.mem[body : body+n : body+n]
+		*list = append(*list, Committed{Stream: stream, Sequence: l.seq, Pos: pos, Data: data, Owner: p})
+		if s, ok := p.(Sealer); ok {
+			l.open.unsealed = append(l.open.unsealed, unsealed{s, data})
+		}
 	}
 	l.open.sync = l.open.sync || sync
 	l.records++
@@ -472,6 +492,9 @@ func (l *Log) write() {
 		}
 		l.open = l.newBatchLocked()
 		l.mu.Unlock()
+		for _, u := range b.unsealed {
+			u.sealer.Seal(u.data)
+		}
 		if err == nil && len(b.pieces) > 0 {
 			if err = l.flush(b); err != nil {
 				err = l.fail(err)
@@ -646,9 +669,10 @@ func (l *Log) report() {
 		idle := l.pending == 0
 		clear(b.records) // owners are not ours to keep alive
 		clear(b.moves)
+		clear(b.unsealed)
 		clear(b.pieces)
 		if cap(b.records) <= 1<<16 {
-			*b = batch{records: b.records[:0], pieces: b.pieces[:0], moves: b.moves[:0]}
+			*b = batch{records: b.records[:0], pieces: b.pieces[:0], moves: b.moves[:0], unsealed: b.unsealed[:0]}
 			l.idle = append(l.idle, b)
 		}
 		l.room.Broadcast()
