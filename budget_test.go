@@ -11,8 +11,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/boursemq/bourse/storage"
 )
 
 func TestBudgetShares(t *testing.T) {
@@ -212,4 +215,55 @@ func TestMemoryLogHolds(t *testing.T) {
 	require.Positive(t, empty)
 	require.NoError(t, l.Close())
 	require.Zero(t, l.gate.memory.bodies.Load())
+}
+
+// What the budget counts is what the queues weigh, also once loans came back at a start, and when queues are gone.
+func TestBudgetFollowsQueues(t *testing.T) {
+	ctx := context.Background()
+	fs := &storage.MemFS{}
+	open := func() *Broker {
+		e, err := NewLocalEngine("data", LocalOptions{FS: fs})
+		require.NoError(t, err)
+		b, err := NewBroker(ctx, Options{Engine: e})
+		require.NoError(t, err)
+		return b
+	}
+	weighs := func(b *Broker, least int64) {
+		t.Helper()
+		s := b.placement.all()[0]           // there is one
+		require.Eventually(t, func() bool { // the session that gives loans back is opened beside
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			sum := int64(0)
+			for _, q := range s.m.queues {
+				sum += q.weight().messages
+			}
+			return sum >= least && sum == b.gate.memory.messages.Load() && sum == s.weight.messages
+		}, 10*time.Second, time.Millisecond)
+	}
+	b := open()
+	for _, name := range []string{"a", "b"} {
+		require.NoError(t, b.Declare(ctx, Queue{Name: name}))
+		for range 3 {
+			require.NoError(t, b.PublishBatch(ctx, make100(name)))
+		}
+	}
+	weighs(b, 600*entryBytes)
+	s, err := b.Subscribe(ctx, "a", SubscribeOptions{Prefetch: 200})
+	require.NoError(t, err)
+	_, err = s.Next(ctx)
+	require.NoError(t, err)
+	weighs(b, 400*entryBytes+200*loanBytes)
+	image := fs.Crash(storage.CrashModes[0], func(int) int { return 0 })
+	require.NoError(t, b.Close())
+	fs = image
+	b = open()
+	require.Eventually(t, func() bool { return mustStats(t, b, "a").Ready == 300 }, 10*time.Second, time.Millisecond)
+	weighs(b, 600*entryBytes)
+	require.NoError(t, b.Delete(ctx, Queue{Name: "b"}))
+	weighs(b, 300*entryBytes)
+	require.NoError(t, b.Delete(ctx, Queue{Name: "a"}))
+	weighs(b, 0)
+	require.Zero(t, b.Stats().Memory.Waiting)
+	require.NoError(t, b.Close())
 }
