@@ -26,7 +26,7 @@ import (
 // where they were. Method: rounds of everything at once, each with a deep backlog beyond the cache and a complete drain, and
 // the measures taken between them. Run with -soak 2h for a long run.
 
-var soak = flag.Duration("soak", 0, "how long TestSoak works; 0: two rounds")
+var soak = flag.Duration("soak", 0, "how long TestSoak works; 0: a few rounds")
 
 // vitals are what must not grow.
 type vitals struct {
@@ -54,26 +54,32 @@ func TestSoak(t *testing.T) {
 		bourse.Queue{Name: "fast", Transient: true},
 		bourse.Queue{Name: "deep"},
 	)
-	n := 20_000
+	n, least := 20_000, 3
 	if testing.Short() || invariant.Costly { // which look at all that waits after each command
-		n = 1_000
+		n, least = 1_000, 15
 	}
 	begin := time.Now()
 	var first, last vitals
 	var published atomic.Int64
 	rounds := 0
-	for ; rounds < 3 || time.Since(begin) < *soak; rounds++ {
+	for ; rounds < least || time.Since(begin) < *soak; rounds++ {
 		soakRound(t, b, rng, n, &published)
 		last = rested(t, b, dir, segment)
-		if rounds < 2 || time.Since(begin) < *soak/3 { // pools and slices have come to the size that they need
+		if rounds < least*2/3 || time.Since(begin) < *soak/3 { // pools and slices have come to the size that they need
 			first.goroutines, first.descriptors, first.heap = last.goroutines, last.descriptors, max(first.heap, last.heap)
+		}
+	}
+	most := first.heap + first.heap/20 + 512<<10
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); last = rested(t, b, dir, segment) {
+		if last.goroutines <= first.goroutines && last.descriptors <= first.descriptors && last.heap <= most {
+			break // else something was still on its way out
 		}
 	}
 	fmt.Printf("soak: %d rounds, %d messages, heap %d to %d KiB, %d goroutines, %d descriptors; seed %d\n", rounds, published.Load(),
 		first.heap>>10, last.heap>>10, last.goroutines, last.descriptors, seed)
-	require.Equal(t, first.goroutines, last.goroutines)
-	require.Equal(t, first.descriptors, last.descriptors)
-	require.LessOrEqual(t, last.heap, first.heap+first.heap/20+512<<10)
+	require.LessOrEqual(t, last.goroutines, first.goroutines)
+	require.LessOrEqual(t, last.descriptors, first.descriptors)
+	require.LessOrEqual(t, last.heap, most)
 }
 
 // soakRound does everything at once, and leaves nothing.
