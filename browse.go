@@ -232,7 +232,7 @@ func (w *browsing) read(s *sight) (*Browsed, error) {
 		m.DiedAt, m.Reason, m.Note = at, s.reason.String(), s.note
 	}
 	var d Delivery
-	err := w.shard.read(s.entry.ref, s.entry.part, s.entry.size, &d)
+	err := w.shard.read(nil, s.entry.ref, s.entry.part, s.entry.size, &d)
 	if err == nil {
 		m.Message, m.Deaths = d.Message, d.Deaths
 		return m, nil

@@ -58,7 +58,7 @@ func Browse(b *Broker, queue string) ([]Held, error) {
 	}
 	for i, e := range refs {
 		var d Delivery
-		if err := s.read(e.ref, e.part, e.size, &d); err != nil {
+		if err := s.read(nil, e.ref, e.part, e.size, &d); err != nil {
 			return nil, fmt.Errorf("message %d of %q: %w", e.seq, queue, err)
 		}
 		held[i].Message, held[i].Deaths = d.Message, d.Deaths

@@ -85,7 +85,7 @@ func keptCompressed(t *testing.T, b *Broker, queue string) (all []bool) {
 		s := b.placement.holding(m.Locator.id, m.Seq)
 		now, err := s.see(m.Locator.id, m.Locator.at())
 		require.NoError(t, err)
-		_, env, err := s.readEnvelope(now.entry.ref, now.entry.part, now.entry.size)
+		_, env, err := s.readEnvelope(nil, now.entry.ref, now.entry.part, now.entry.size)
 		require.NoError(t, err)
 		all = append(all, env.flags&flagCompressed != 0)
 	}

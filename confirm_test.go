@@ -53,9 +53,10 @@ func TestConfirmHasOneChannel(t *testing.T) {
 
 // Confirms of one block are apart, and so are deliveries; one with a large body has no neighbours.
 func TestConfirmBlocks(t *testing.T) {
+	var in space
 	confirms, deliveries := make(map[*Confirm]bool), make(map[*Delivery]bool)
 	for i := range 5 * blockConfirms {
-		c, d := newConfirm(), newDelivery(slabMost)
+		c, d := newConfirm(), in.delivery(slabMost)
 		require.False(t, c.done.Load())
 		require.Nil(t, c.wait.Load())
 		require.Zero(t, d.Tag)
@@ -66,6 +67,8 @@ func TestConfirmBlocks(t *testing.T) {
 	}
 	require.Len(t, confirms, 5*blockConfirms)
 	require.Len(t, deliveries, 5*blockConfirms)
-	alone := testing.AllocsPerRun(100, func() { newDelivery(slabMost + 1).Tag = 1 })
+	var large *Delivery // where it escapes to
+	alone := testing.AllocsPerRun(100, func() { large = in.delivery(slabMost + 1) })
+	require.Zero(t, large.Tag)
 	require.InDelta(t, 1, alone, 0.1)
 }

@@ -14,7 +14,7 @@ import (
 // brings the message back.
 type Delivery struct {
 	// Headers, Body and the rest are the receiver's to keep and to change. Bodies up to 4 KiB, and the deliveries
-	// that they come in, share memory with their neighbours, about 200 KiB: copy what is to be kept for long.
+	// that they come in, share memory with their neighbours, about 300 KiB: copy what is to be kept for long.
 	Message
 
 	Queue      string

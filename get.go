@@ -117,7 +117,9 @@ func (t *taking) delivery() (*Delivery, error) {
 		return nil, t.sub.shard.orGone(t.err)
 	}
 	l := t.loan.lent()
-	d, err := t.sub.deliver(&l)
+	in := borrowSpace()
+	d, err := t.sub.deliver(in, &l)
+	in.giveBack()
 	if err == nil && d == nil {
 		err = ErrStaleDelivery
 	}

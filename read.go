@@ -9,49 +9,53 @@ import (
 // Bodies of deliveries that are small are cut from slabs, since an allocation for each costs more than all else that is done
 // for it. Who keeps one body keeps its slab.
 const (
-	slabBytes = 64 << 10
+	slabBytes = 128 << 10
 	slabMost  = 4 << 10 // bytes of a body that is cut from one
 )
-
-var slabs = sync.Pool{New: func() any { return new(slab) }}
-
-type slab struct{ rest []byte }
 
 // Deliveries are made in blocks for the same reason, but where the bodies are large: else who keeps one would keep those of its
 // neighbours. So many fill a size class of the allocator of which a span holds several, as do blockConfirms.
 const blockDeliveries = 19
 
-var deliveryBlocks = sync.Pool{New: func() any { return new(deliveryBlock) }}
+// space is memory for deliveries to come. Nil gives each memory of its own.
+type space struct {
+	deliveries []Delivery
+	slab       []byte
+}
 
-type deliveryBlock struct{ rest []Delivery }
+var spaces = sync.Pool{New: func() any { return new(space) }}
 
-// newDelivery returns an empty one, for a message in a command of size bytes.
-func newDelivery(size uint32) *Delivery {
+// borrowSpace gives a space to one goroutine, until giveBack.
+func borrowSpace() *space {
+	s, _ := spaces.Get().(*space) // the pool holds nothing else
+	return s
+}
+
+func (s *space) giveBack() { spaces.Put(s) }
+
+// delivery returns an empty one, for a message in a command of size bytes.
+func (s *space) delivery(size uint32) *Delivery {
 	if size > slabMost {
 		return new(Delivery)
 	}
-	b, _ := deliveryBlocks.Get().(*deliveryBlock) // the pool holds nothing else
-	if len(b.rest) == 0 {
-		b.rest = make([]Delivery, blockDeliveries)
+	if len(s.deliveries) == 0 {
+		s.deliveries = make([]Delivery, blockDeliveries)
 	}
-	d := &b.rest[0]
-	b.rest = b.rest[1:]
-	deliveryBlocks.Put(b)
+	d := &s.deliveries[0]
+	s.deliveries = s.deliveries[1:]
 	return d
 }
 
 // room returns an empty slice with room for n bytes, of nobody else's.
-func room(n int) []byte {
-	if n > slabMost {
+func (s *space) room(n int) []byte {
+	if s == nil || n > slabMost {
 		return make([]byte, 0, n)
 	}
-	s, _ := slabs.Get().(*slab) // the pool holds nothing else
-	if len(s.rest) < n {
-		s.rest = unzeroed(slabBytes)
+	if len(s.slab) < n {
+		s.slab = unzeroed(slabBytes)
 	}
-	b := s.rest[:0:n]
-	s.rest = s.rest[n:]
-	slabs.Put(s)
+	b := s.slab[:0:n]
+	s.slab = s.slab[n:]
 	return b
 }
 
@@ -68,9 +72,9 @@ func unzeroed(n int) []byte {
 	return unsafe.Slice(unsafe.StringData(b.String()), n)
 }
 
-// read fills d with the message in the command at ref, or a part of it.
-func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {
-	cmd, env, err := s.readEnvelope(ref, part, size)
+// read fills d with the message in the command at ref, or a part of it. Its body is put into in.
+func (s *shard) read(in *space, ref Ref, part uint8, size uint32, d *Delivery) error {
+	cmd, env, err := s.readEnvelope(in, ref, part, size)
 	if err == nil {
 		cmd, err = env.expand(cmd)
 	}
@@ -82,7 +86,7 @@ func (s *shard) read(ref Ref, part uint8, size uint32, d *Delivery) error {
 
 // readCompressed is read, but leaves the body as it is: if it is compressed, that comes with it.
 func (s *shard) readCompressed(ref Ref, part uint8, size uint32, d *Delivery) (*compressed, error) {
-	cmd, env, err := s.readEnvelope(ref, part, size)
+	cmd, env, err := s.readEnvelope(nil, ref, part, size)
 	if err == nil {
 		err = s.fill(d, cmd, &env)
 	}
@@ -93,15 +97,15 @@ func (s *shard) readCompressed(ref Ref, part uint8, size uint32, d *Delivery) (*
 }
 
 // readEnvelope reads the command at ref, or a part of it, into memory of its own that has room for the body as it was published.
-func (s *shard) readEnvelope(ref Ref, part uint8, size uint32) (cmd []byte, env envelope, err error) {
+func (s *shard) readEnvelope(in *space, ref Ref, part uint8, size uint32) (cmd []byte, env envelope, err error) {
 	if part != 0 {
-		return s.readPart(ref, part, size)
+		return s.readPart(in, ref, part, size)
 	}
 	known := int(size)
 	if known > sureBytes {
 		known = 0
 	}
-	if cmd, err = s.log.Read(ref, known, room(int(size)+messageRoom)); err == nil {
+	if cmd, err = s.log.Read(ref, known, in.room(int(size)+messageRoom)); err == nil {
 		env, err = envelopeOf(cmd)
 	}
 	return cmd, env, err
@@ -120,7 +124,7 @@ func (s *shard) fill(d *Delivery, cmd []byte, env *envelope) (err error) {
 var bundles = sync.Pool{New: func() any { return new([]byte) }}
 
 // readPart reads a part of a bundle, into memory of its own.
-func (s *shard) readPart(ref Ref, part uint8, size uint32) (b []byte, env envelope, err error) {
+func (s *shard) readPart(in *space, ref Ref, part uint8, size uint32) (b []byte, env envelope, err error) {
 	whole, _ := bundles.Get().(*[]byte) // the pool holds nothing else
 	defer bundles.Put(whole)
 	if *whole, err = s.log.Read(ref, 0, (*whole)[:0]); err != nil {
@@ -130,7 +134,7 @@ func (s *shard) readPart(ref Ref, part uint8, size uint32) (b []byte, env envelo
 	if err != nil {
 		return nil, env, err
 	}
-	b = append(room(max(len(found), int(size))+messageRoom), found...)
+	b = append(in.room(max(len(found), int(size))+messageRoom), found...)
 	env, err = envelopeIn(b)
 	return b, env, err
 }

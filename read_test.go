@@ -9,10 +9,11 @@ import (
 
 // Rooms are cut from one slab; none may reach into another, also when it grows.
 func TestRoom(t *testing.T) {
+	var in space
 	var rooms [][]byte
 	for i := range 1000 {
 		n := i * 37 % (slabMost + 100)
-		b := room(n)
+		b := in.room(n)
 		require.Empty(t, b)
 		require.GreaterOrEqual(t, cap(b), n)
 		rooms = append(rooms, append(b, bytes.Repeat([]byte{byte(i)}, n)...))

@@ -100,7 +100,7 @@ func (b *Broker) edit(ctx context.Context, l Locator, change func(m *Message) er
 			return ErrNotWaiting
 		}
 		var d Delivery
-		if err := shard.read(now.entry.ref, now.entry.part, now.entry.size, &d); err != nil {
+		if err := shard.read(nil, now.entry.ref, now.entry.part, now.entry.size, &d); err != nil {
 			if again, gone := shard.see(def.id, now.place); gone != nil || again.entry.ref != now.entry.ref {
 				continue // it was not there any more
 			}

@@ -328,7 +328,9 @@ func (s *Subscription) Next(ctx context.Context) (*Delivery, error) {
 		if err != nil {
 			return nil, s.describe("next", err)
 		}
-		d, err := s.deliver(&got[0])
+		in := borrowSpace()
+		d, err := s.deliver(in, &got[0])
+		in.giveBack()
 		if err != nil {
 			return nil, s.describe("next", err)
 		}
@@ -351,8 +353,9 @@ func (s *Subscription) NextBatch(ctx context.Context, limit int) ([]*Delivery, e
 			return nil, s.describe("next", err)
 		}
 		batch := make([]*Delivery, 0, len(got))
+		in := borrowSpace()
 		for i := range got {
-			d, failed := s.deliver(&got[i])
+			d, failed := s.deliver(in, &got[i])
 			if failed != nil {
 				err = s.describe("next", failed)
 				s.putBack(got[i+1:])
@@ -362,6 +365,7 @@ func (s *Subscription) NextBatch(ctx context.Context, limit int) ([]*Delivery, e
 				batch = append(batch, d)
 			}
 		}
+		in.giveBack()
 		if n := len(batch); n > 0 {
 			s.handOver(batch[n-1].Tag)
 		}
@@ -390,18 +394,18 @@ func (s *Subscription) All(ctx context.Context) iter.Seq2[*Delivery, error] {
 // errUnreadable is the ErrStorage of one message; the log goes on.
 var errUnreadable = fmt.Errorf("%w: unreadable", ErrStorage)
 
-// deliver reads what was lent. Nil without an error: the loan ended meanwhile.
-func (s *Subscription) deliver(l *lent) (*Delivery, error) {
+// deliver reads what was lent, into in. Nil without an error: the loan ended meanwhile.
+func (s *Subscription) deliver(in *space, l *lent) (*Delivery, error) {
 	from, public := s, l.tag
 	if j := s.joined.Load(); j != nil {
 		from, public = s.origin(j, l)
 	}
-	d := newDelivery(l.size)
+	d := in.delivery(l.size)
 	d.Queue, d.Tag, d.Deliveries, d.Failures = s.queue.Name, public, int(l.deliveries), int(l.failures)
 	d.EnqueuedAt = time.Unix(0, int64(l.arrived))
 	d.loan.sub, d.loan.tag, d.loan.slot = from, l.tag, l.slot
 	d.loan.deadline.Store(int64(l.deadline))
-	if err := from.shard.read(l.ref, l.part, l.size, d); err != nil {
+	if err := from.shard.read(in, l.ref, l.part, l.size, d); err != nil {
 		from.mu.Lock()
 		over, ended := from.overLocked(l.tag), from.ended
 		from.mu.Unlock()
