@@ -9,7 +9,7 @@ import "sync"
 
 // acks is what is left to fill of a subscription's acks. The zero value is ready for use.
 type acks struct {
-	mu   sync.Mutex // guards below; taken after no lock and before none
+	mu   sync.Mutex // guards below, and the records; leaf lock
 	open *ackRecord // in the log and not written yet; nil: none
 	room int        // bytes for acks in the next record
 	idle []*ackRecord
