@@ -1,10 +1,12 @@
 package storage
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -185,4 +187,51 @@ func TestSyncThatForgetsAtTheEnd(t *testing.T) {
 	require.NoError(t, c.open("d", crashOptions(lost), ops))
 	require.EqualValues(t, 6, c.last)
 	require.NoError(t, c.log.Close())
+}
+
+// The sync that fails and forgets is the one of a checkpoint, and the syncer of the log comes to the same file at the same time: it
+// must not report as durable what a later sync, with nothing left to do, succeeds for.
+func TestSyncThatForgetsInACheckpoint(t *testing.T) {
+	fs := &MemFS{}
+	var armed, failed atomic.Bool
+	entered, leave := make(chan struct{}), make(chan struct{})
+	ffs := &FaultFS{FS: fs, Rule: func(op, name string, _ int) error {
+		if op != "sync" || !strings.HasSuffix(name, "1.log") {
+			return nil // another segment, which is made ready meanwhile
+		}
+		if armed.CompareAndSwap(true, false) {
+			require.NoError(t, fs.forget(name))
+			failed.Store(true)
+			close(entered)
+			<-leave
+			return syscall.EIO
+		} else if failed.Load() {
+			t.Error("another sync while the first one fails")
+		}
+		return nil
+	}}
+	a := newApp()
+	require.NoError(t, a.open("d", crashOptions(ffs), nil))
+	require.NoError(t, a.append(op{size: 100}))
+	require.NoError(t, a.wait())
+	a.mu.Lock()
+	m, state := a.log.Mark(), a.encode()
+	a.mu.Unlock()
+	armed.Store(true)
+	end := make(chan error)
+	go func() { end <- a.log.WriteCheckpoint(m, bytes.NewReader(state)) }()
+	<-entered
+	require.NoError(t, a.append(op{size: 100, sync: true}))
+	for a.log.written.Load() < 2 {
+		runtime.Gosched()
+	}
+	for range 1000 { // time for the syncer to go wrong
+		runtime.Gosched()
+	}
+	close(leave)
+	require.ErrorIs(t, <-end, syscall.EIO)
+	require.ErrorIs(t, a.wait(), ErrFailed)
+	require.ErrorIs(t, a.log.Close(), ErrFailed)
+	_, synced, _ := a.view()
+	require.Zero(t, synced)
 }

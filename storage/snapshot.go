@@ -113,11 +113,12 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 	}
 
 	// 1. What the checkpoint builds on must not be lost: w refers to records that may be
-	// written and not synced. Earlier segments are synced (invariant 2).
+	// written and not synced. Earlier segments are synced (invariant 2), and in this one
+	// the syncer must not take a sync for good that only comes after one that failed.
 	if s := l.segment(m.base.segment); s == nil || m.base.next < l.saved {
 		return errors.New("write checkpoint: the mark is older than the last checkpoint")
-	} else if err := s.file.Sync(); err != nil {
-		return l.fail(err)
+	} else if err := l.syncTo(s, m.base.next-1); err != nil {
+		return err
 	}
 
 	// 2. The file, complete and synced before it gets its name. In the other order:
