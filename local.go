@@ -144,8 +144,10 @@ type localShard struct {
 	shard  uint64
 	m      Machine
 	closed atomic.Bool
-	inside atomic.Int64  // proposals that are not done
 	empty  chan struct{} // capacity 1: closed and nothing inside; sent by left, received by Close
+
+	_      [64]byte     // the rest is read by all, and this changed by all
+	inside atomic.Int64 // proposals that are not done
 }
 
 // load goes over the checkpoint, which verifies it. The shards read their parts when they are opened. The log is replayed when the

@@ -60,7 +60,8 @@ type Subscription struct {
 	ended   error               // why nothing comes any more
 	signal  chan struct{}       // capacity 1: something has changed; sent by wake, received by Next
 
-	incoming []lent // guarded by shard.mu: lent in this Apply and not in buffer yet; while not empty, s is in shard.touched
+	_        [64]byte // Next is busy in the cache line before
+	incoming []lent   // guarded by shard.mu: lent in this Apply and not in buffer yet; while not empty, s is in shard.touched
 }
 
 // lent is a loan on its way to the consumer.
@@ -172,7 +173,9 @@ func (s *Subscription) push() {
 		return
 	}
 	s.mu.Lock()
-	if s.ended == nil {
+	if s.ended == nil && s.first == len(s.buffer) {
+		s.buffer, s.incoming, s.first = s.incoming, s.buffer, 0
+	} else if s.ended == nil {
 		if s.first > 0 && len(s.buffer)+len(s.incoming) > cap(s.buffer) {
 			s.buffer = s.buffer[:copy(s.buffer, s.buffer[s.first:])]
 			s.first = 0

@@ -1,6 +1,6 @@
 package storage
 
-import "sort"
+import "slices"
 
 // chunk is a piece of memory that mirrors a part of one segment: records are encoded
 // into it, written from it, reported from it, and read from it as long as the cache
@@ -20,15 +20,17 @@ type chunk struct {
 // ring holds the newest chunks in the order of their positions. Guarded by
 // Log.cacheMu.
 type ring struct {
+	starts []Position // starts[i] is what chunks[i] begins with: those who search stay out of the chunk that is being filled
 	chunks []*chunk
 	bytes  int
 }
 
 // find returns the chunk that mirrors pos, or nil.
 func (r *ring) find(pos Position) *chunk {
-	i := sort.Search(len(r.chunks), func(i int) bool {
-		return at(r.chunks[i].segment, r.chunks[i].base) > pos
-	}) - 1
+	i, found := slices.BinarySearch(r.starts, pos)
+	if !found {
+		i--
+	}
 	if i < 0 {
 		return nil
 	}
@@ -60,6 +62,7 @@ func (l *Log) newChunkLocked(size int) *chunk {
 		n := copy(r.chunks, r.chunks[gone:])
 		clear(r.chunks[n:])
 		r.chunks = r.chunks[:n]
+		r.starts = r.starts[:copy(r.starts, r.starts[gone:])]
 	}
 
 	c := &chunk{}
@@ -74,6 +77,7 @@ func (l *Log) newChunkLocked(size int) *chunk {
 	limit := min(len(c.mem), int(l.current.size)-l.offset) - endBytes
 	*c = chunk{mem: c.mem, segment: l.current.number, base: uint32(l.offset), limit: max(limit, 0) &^ 7}
 	r.chunks = append(r.chunks, c)
+	r.starts = append(r.starts, at(c.segment, c.base))
 	r.bytes += len(c.mem)
 	l.chunk = c
 	return c

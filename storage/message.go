@@ -52,7 +52,7 @@ func (l *Log) segment(number uint32) *segment {
 func (l *Log) Read(pos Position, size int, dst []byte) ([]byte, error) {
 	for at := pos; ; {
 		if out, ok := l.readCache(at, pos, dst); ok {
-			l.counts.cacheHits.Add(1)
+			l.cacheHits.Add(1)
 			return out, nil
 		}
 		if s := l.segment(at.segment()); s != nil {
@@ -189,6 +189,6 @@ func (l *Log) Stats() Stats {
 	st.Moved = l.counts.moved.Load()
 	st.Batches = l.counts.batches.Load()
 	st.Syncs, st.Written = l.counts.syncs.Load(), l.counts.written.Load()
-	st.CacheHits, st.DiskReads = l.counts.cacheHits.Load(), l.counts.diskReads.Load()
+	st.CacheHits, st.DiskReads = l.cacheHits.Load(), l.counts.diskReads.Load()
 	return st
 }

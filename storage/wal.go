@@ -166,8 +166,11 @@ type Log struct {
 	churn          int64                        // bytes written, and bytes that lost their last reference, since it was weighed last
 	emptied        bool                         // a segment lost its last reference since then
 
-	cacheMu sync.RWMutex
-	cache   ring
+	_         [64]byte // readers are busy in one cache line, and who reports in those before and behind
+	cacheMu   sync.RWMutex
+	cacheHits atomic.Int64
+	cache     ring
+	_         [64]byte
 
 	runs runs
 
@@ -198,7 +201,7 @@ type Log struct {
 	synced  atomic.Uint64 // everything up to it is durable; changed under syncMu
 
 	counts struct {
-		batches, written, syncs, cacheHits, diskReads, moved atomic.Int64
+		batches, written, syncs, diskReads, moved atomic.Int64
 	}
 }
 
