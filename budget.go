@@ -44,6 +44,11 @@ func (b *budget) open(limit int64) {
 	b.low = b.high - limit/restShare
 }
 
+// roomy reports whether there is no doubt that admits does, for so much on its way or less.
+func (b *budget) roomy(count, bytes int64) bool {
+	return !b.shut.Load() && b.messages.Load()+b.bodies.Load()+b.ids.Load()+bytes+count*pendingBytes <= b.high
+}
+
 // admits reports whether there is room for publishes, so many with so many bytes: those on their way, and one more, of n bytes.
 func (b *budget) admits(count, bytes, n int64) bool {
 	waiting := b.messages.Load() + b.bodies.Load()

@@ -90,7 +90,7 @@ func TestGateWithinBudget(t *testing.T) {
 	g := &gate{maxCount: 6, maxBytes: 1 << 30}
 	g.memory.open(leastMemory)
 	var all, consumers sync.WaitGroup
-	var gaveUp atomic.Int64
+	var gaveUp, inside atomic.Int64
 	stored := make(chan int64, publishers*each)
 	for p := range publishers {
 		all.Go(func() {
@@ -110,11 +110,15 @@ func TestGateWithinBudget(t *testing.T) {
 					gaveUp.Add(1)
 					continue
 				}
+				if now := inside.Add(1); now > g.maxCount {
+					t.Errorf("%d on their way, more than %d", now, g.maxCount)
+				}
 				// In this order, as a shard does: what is stored is counted, then no more as being on its way.
 				if total := g.memory.messages.Load() + n; total > g.memory.high {
 					t.Errorf("%d in memory with one of %d on its way, more than %d", total, n, g.memory.high)
 				}
 				g.weighs(weight{messages: n})
+				inside.Add(-1)
 				g.release(n)
 				stored <- n
 			}

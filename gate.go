@@ -21,9 +21,14 @@ type gate struct {
 	memory   budget
 	waits    atomic.Int64 // in line, and one more when the gate is closed
 
-	_      [64]byte
-	inside atomic.Int64 // see load; every publish changes it twice, so it is alone in its cache line
-	_      [64]byte
+	// What has come in less what has gone out is inside; both only grow. Who comes and who lets go are at it all the time, on
+	// different processors, so each has a cache line.
+	_    [64]byte
+	in   atomic.Int64 // loads, as out is
+	seen atomic.Int64 // an earlier out: enough to know that there is room
+	_    [64]byte
+	out  atomic.Int64
+	_    [64]byte
 
 	mu     sync.Mutex // guards below; leaf lock
 	line   []*gateWaiter
@@ -37,26 +42,39 @@ type gateWaiter struct {
 }
 
 // load is what is inside, or comes: publications above bytesBits, their bytes below. For a moment also who is about to be refused is
-// counted. There are a million at most, with a GiB, and no more of the others than there are goroutines.
+// counted, and who comes at the same time. There are a million at most, with a GiB, and no more of the others than there are
+// goroutines. Sums of loads may wrap: their difference is right.
 type load int64
 
 const bytesBits = 40
 
-func loadOf(n int64) load       { return 1<<bytesBits + load(n) }
-func (l load) count() int64     { return int64(l >> bytesBits) }
-func (l load) bytes() int64     { return int64(l & (1<<bytesBits - 1)) }
-func (g *gate) loaded() load    { return load(g.inside.Load()) }
-func (g *gate) add(l load) load { return load(g.inside.Add(int64(l))) }
+func loadOf(n int64) load   { return 1<<bytesBits + load(n) }
+func (l load) count() int64 { return int64(l >> bytesBits) }
+func (l load) bytes() int64 { return int64(l & (1<<bytesBits - 1)) }
+
+// loaded is what is inside. What comes or goes meanwhile may be counted.
+func (g *gate) loaded() load {
+	out := g.out.Load() // first, see take
+	return load(g.in.Load() - out)
+}
 
 // take counts n bytes in if there is room. One publication may always pass an empty gate, as far as memory goes. After false undo
 // must follow.
 func (g *gate) take(n int64, frees bool) bool {
-	all := g.add(loadOf(n))
+	// What has gone out is looked at first, here and below: else of who comes and goes in between only the going would count.
+	seen := g.seen.Load()
+	most := load(g.in.Add(int64(loadOf(n))) - seen)
+	if most.count() <= g.maxCount && most.bytes() <= g.maxBytes && (frees || g.memory.roomy(most.count(), most.bytes())) {
+		return true
+	}
+	out := g.out.Load()
+	all := load(g.in.Load() - out)
+	g.seen.Store(out)
 	count, bytes := all.count(), all.bytes()
 	return (count == 1 || count <= g.maxCount && bytes <= g.maxBytes) && (frees || g.memory.admits(count, bytes, n))
 }
 
-func (g *gate) undo(n int64) { g.add(-loadOf(n)) }
+func (g *gate) undo(n int64) { g.out.Add(int64(loadOf(n))) }
 
 // enter lets n bytes in if they need not wait.
 func (g *gate) enter(n int64, frees bool) bool {
