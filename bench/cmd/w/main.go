@@ -28,6 +28,7 @@ type options struct {
 	only     string
 	check    bool
 	profiles string
+	backlog  int
 }
 
 func main() {
@@ -38,12 +39,15 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "comma-separated beginnings of the `names` of the scenarios to run; default: all")
 	flag.BoolVar(&o.check, "check", false, "fail if W1 or W2 is below 0.6 of the floor, W6 below 0.12, or W4 above 1.5 times its time")
 	flag.StringVar(&o.profiles, "profiles", "", "run the broker's side only, and write profiles to this `directory`")
+	flag.IntVar(&o.backlog, "backlog", 0, "no scenarios, but fill a queue with so many `messages`, drain it, and publish and consume "+
+		"with as many waiting; -check: fail if filling or draining is below 0.5 of the floor, or the rest below 0.8 of what it is alone")
 	flag.IntVar(&o.config.InFlight, "inflight", 0, "unconfirmed publishes of a publisher; default 1000")
 	flag.IntVar(&o.config.Payload, "payload", 0, "bytes of a body; default 1024")
 	flag.IntVar(&o.config.Prefetch, "prefetch", 0, "prefetch of a consumer; default 1000")
 	flag.IntVar(&o.config.Batch, "batch", 0, "messages of a batch of W6; default 256")
 	flag.Parse()
 	o.config.Duration = time.Duration(o.seconds * float64(time.Second))
+	o.config.Messages = o.backlog
 	if err := run(o); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -65,6 +69,9 @@ func run(o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Header(os.Stdout, machine)
+	if o.backlog > 0 {
+		return depths(b, o)
+	}
 	if o.check && o.only == "" {
 		o.only = strings.Join(checked(), ",")
 	}
@@ -98,6 +105,27 @@ func run(o options) (err error) {
 	bench.WriteTables(os.Stdout, results)
 	if o.check {
 		return check(results)
+	}
+	return nil
+}
+
+// depths measures a deep queue.
+func depths(b *bench.Bench, o options) error {
+	var all bench.Depths
+	for i := range o.rounds + 1 {
+		d, err := b.Depth(o.backlog)
+		if err != nil {
+			return err
+		}
+		if i > 0 { // the first one warms up, as with the scenarios
+			all = append(all, d)
+		}
+	}
+	fmt.Printf("Medians of %d rounds behind one to warm up, with %d messages waiting; full cycles for %g s.\n\n",
+		o.rounds, o.backlog, o.seconds)
+	all.Write(os.Stdout)
+	if o.check {
+		return all.Check()
 	}
 	return nil
 }
