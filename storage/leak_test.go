@@ -5,6 +5,7 @@ package storage
 
 import (
 	"math/rand"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -74,4 +75,58 @@ func TestFailedOpenClosesAll(t *testing.T) {
 		}
 		require.NoError(t, a.log.Close())
 	}
+}
+
+// An open that has cut the tail goes on in a segment that it has just made. If what comes next fails, that one is closed as well.
+func TestFailedOpenClosesWhatItCutTo(t *testing.T) {
+	fs := &MemFS{}
+	c := newCollector()
+	l, _ := open(t, "d", Options{FS: fs, SegmentBytes: testSegment, Commit: c.commit})
+	require.NoError(t, l.Append(1, true, raw("a")))
+	c.wait(1)
+	first := l.segmentName(1)
+	left := fs.Crash(CrashKilled, rand.Intn)
+	require.NoError(t, l.Close())
+	names, err := left.ReadDir("d")
+	require.NoError(t, err)
+	for _, name := range names { // no spare: the open makes two segments, one to go on in and then another
+		if name = l.path(name); name != first && filepath.Ext(name) == filepath.Ext(first) {
+			require.NoError(t, left.Remove(name))
+		}
+	}
+	f, err := left.Open(first)
+	require.NoError(t, err)
+	_, err = f.WriteAt([]byte("what a cut write left"), testSegment/2)
+	require.NoError(t, err)
+	require.NoError(t, f.Sync())
+	require.NoError(t, f.Close())
+
+	most := int64(0)
+	for n := 1; ; n++ {
+		var created atomic.Int64
+		ffs := &FaultFS{FS: left.Crash(CrashKilled, rand.Intn), Rule: func(op, name string, k int) error {
+			if op == "create" && filepath.Ext(name) == filepath.Ext(first) {
+				created.Add(1)
+			}
+			if k == n {
+				return syscall.EIO
+			}
+			return nil
+		}}
+		counted := &countFS{FS: ffs}
+		again := newCollector()
+		l, err := Open("d", Options{FS: counted, SegmentBytes: testSegment, Commit: again.commit})
+		if err == nil {
+			err = l.Replay(func([]Committed) error { return nil })
+			_ = l.Close()
+		}
+		if err != nil {
+			most = max(most, created.Load())
+		}
+		require.Zero(t, counted.open.Load(), "call %d: %v", n, err)
+		if ffs.Calls() < n {
+			break
+		}
+	}
+	require.GreaterOrEqual(t, most, int64(2), "the open did not cut")
 }
