@@ -1,0 +1,54 @@
+package storage
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Goal: a segment that is in the file of a freed one is there after a power cut. Method: bodies come and go, checkpoints free segments,
+// and each time the log has come to a file that was renamed, the power is cut.
+func TestUsedAgainIsThere(t *testing.T) {
+	fs := &MemFS{}
+	var mu sync.Mutex
+	renamed := map[string]bool{} // and the power was not cut yet
+	ffs := &FaultFS{FS: fs, Rule: func(op, name string, _ int) error {
+		if op == "rename" && strings.HasSuffix(name, segmentSuffix) {
+			mu.Lock()
+			defer mu.Unlock()
+			renamed[name] = true
+		}
+		return nil
+	}}
+	a := newApp()
+	require.NoError(t, a.open("d", crashOptions(ffs), nil))
+	cuts := 0
+	for i := uint64(0); cuts < 60; i++ {
+		require.Less(t, i, uint64(20000), "files are not used again")
+		require.NoError(t, a.append(op{size: 600, sync: true}))
+		require.NoError(t, a.append(op{drop: uint64(len(a.ops)), sync: true}))
+		require.NoError(t, a.wait())
+		a.log.mu.Lock()
+		name := a.log.segmentName(a.log.current.number)
+		a.log.mu.Unlock()
+		mu.Lock()
+		cut := renamed[name]
+		delete(renamed, name)
+		mu.Unlock()
+		if cut {
+			cuts++
+			lost := fs.Crash(CrashLost, nil)
+			ops, synced, _ := a.view()
+			b := newApp()
+			require.NoError(t, b.open("d", crashOptions(lost), ops))
+			require.GreaterOrEqual(t, int(b.last), synced)
+			require.NoError(t, b.log.Close())
+		}
+		if i%8 == 7 {
+			require.NoError(t, a.writeCheckpoint(1))
+		}
+	}
+	require.NoError(t, a.log.Close())
+}
