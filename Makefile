@@ -18,6 +18,7 @@ BACKLOG   ?= 1000000 # messages that wait in one queue; ten million need 12 GB o
 OPENS     ?= 200000  # damaged directories that are opened and read
 FAULTS    ?= 3000    # calls of the file system that are made to fail under the log, and as many under a broker
 SOAK      ?= 3m      # how long the soak works; a long run: 2h
+IDLE      ?= 20000   # times that each thing is done to a queue that is idle otherwise
 FUZZTIME  ?= 70000x  # per fuzz target; also a time, such as 10m
 EXECS     ?= 1000000 # executions of all fuzz targets together, at least
 TARGETS   ?= 12      # fuzz targets, at least
@@ -30,7 +31,7 @@ FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
 .PHONY: help soak space test race invariants fuzz kill power full model
-.PHONY: sim planted crash damage faults bench depth backlog poison unused floor depth-floor
+.PHONY: sim planted crash damage faults bench depth backlog poison unused floor depth-floor idle
 .PHONY: replicate
 .PHONY: lint cover
 
@@ -84,6 +85,9 @@ bench:            ## the benchmarks; say machine, commit and options with every 
 
 soak:             ## everything at once for SOAK: memory, goroutines, descriptors and directory return to where they were
 	go test -count=1 -timeout 0 -run '^TestSoak$$' . -soak $(SOAK) -v
+
+idle:             ## each kind of command alone, IDLE times: directory, memory, goroutines and descriptors return to where they were
+	go test -count=1 -timeout 0 -run '^TestIdleCommands$$' . -idle.commands $(IDLE)
 
 space:            ## the directory at rest, with files of the usual size and a million messages passing
 	go test -count=1 -timeout 20m -run '^TestSpace$$' . -space.full -v
