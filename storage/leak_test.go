@@ -130,3 +130,28 @@ func TestFailedOpenClosesWhatItCutTo(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, most, int64(2), "the open did not cut")
 }
+
+// A Close writes the end of the log, and takes a segment for what comes behind it. If that fails, all is closed as well.
+func TestFailedCloseClosesAll(t *testing.T) {
+	for n := int64(1); ; n++ {
+		var armed atomic.Bool
+		var calls atomic.Int64
+		counted := &countFS{FS: &FaultFS{FS: &MemFS{}, Rule: func(string, string, int) error {
+			if armed.Load() && calls.Add(1) == n {
+				return syscall.EIO
+			}
+			return nil
+		}}}
+		a := newApp()
+		require.NoError(t, a.open("d", crashOptions(counted), nil))
+		require.NoError(t, a.append(op{size: 100, sync: true}))
+		require.NoError(t, a.wait())
+		armed.Store(true)
+		err := a.log.Close()
+		require.Zero(t, counted.open.Load(), "call %d: %v", n, err)
+		if calls.Load() < n {
+			require.Greater(t, n, int64(4), "a Close makes more calls")
+			return
+		}
+	}
+}

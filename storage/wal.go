@@ -621,15 +621,17 @@ func (l *Log) seal(err error) {
 	if err = l.flush(b); err == nil {
 		err = l.syncTo(b.file, b.last)
 	}
+	if next != nil {
+		l.segMu.Lock()
+		l.segments[number] = next // Close closes it, whatever becomes of the rest
+		l.segMu.Unlock()
+	}
 	if err == nil && next != nil {
 		var h [headerBytes]byte
 		putSegmentHeader(h[:], number, first)
 		if _, err = next.file.WriteAt(h[:], 0); err == nil {
 			err = next.file.Sync()
 		}
-		l.segMu.Lock()
-		l.segments[number] = next // Close closes it
-		l.segMu.Unlock()
 		if err == nil { // give back what is not used
 			if err = l.file.file.Truncate(int64(end)); err == nil {
 				err = l.file.file.Sync()
