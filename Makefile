@@ -31,7 +31,7 @@ FAULT_TESTS = ^Test(EveryCallFails|FaultEveryCall)$$
 SIM_TESTS   = ^TestSim
 
 .PHONY: help soak space test race invariants fuzz kill power full model
-.PHONY: sim planted crash damage faults bench depth backlog poison unused floor depth-floor idle
+.PHONY: sim planted crash damage faults bench depth backlog poison unused floor backlog-floor idle
 .PHONY: replicate
 .PHONY: lint cover
 
@@ -109,7 +109,7 @@ unused:           ## fail if features that a queue does not use cost its message
 floor:            ## fail if the broker is too far from the least that a durable queue must do
 	go run ./bench/cmd/w -check
 
-depth-floor:      ## the same with BACKLOG messages waiting: fill, drain, and full cycles beside them
+backlog-floor:    ## the same with BACKLOG messages waiting: fill, drain, and full cycles beside them
 	go run ./bench/cmd/w -backlog $(BACKLOG) -rounds 3 -check
 
 replicate:        ## vet and test the module of the cluster

@@ -12,15 +12,15 @@ import (
 	"github.com/boursemq/bourse"
 )
 
-// Depth is one round with a deep queue: how fast it fills while nobody consumes, how fast it is drained, message by message, and
+// Backlog is one round with a deep queue: how fast it fills while nobody consumes, how fast it is drained, message by message, and
 // what publishing and consuming beside it costs.
-type Depth struct {
+type Backlog struct {
 	Fill, Drain Round // without a bare log
 	Cycle       Round // W2/Next; its Floor is the broker as well, with nothing waiting
 }
 
-// Depth lets n messages wait, in the floor and then in the broker, in one queue, or as many as the floor's file has room for.
-func (b *Bench) Depth(n int) (d Depth, err error) {
+// Backlog lets n messages wait, in the floor and then in the broker, in one queue, or as many as the floor's file has room for.
+func (b *Bench) Backlog(n int) (d Backlog, err error) {
 	b.floor.log.startOver()
 	for _, step := range []struct {
 		sample *Sample
@@ -144,39 +144,41 @@ func (b *Bench) brokerDrain(limit) (int, []time.Duration, error) {
 	return stats.Ready, nil, s.Close()
 }
 
-// Depths are the rounds of one depth.
-type Depths []Depth
+// Backlogs are the rounds of one size.
+type Backlogs []Backlog
 
 // ratio is the median of those of the rounds.
-func (ds Depths) ratio(of func(Depth) Round) float64 {
-	return median(ds, func(d Depth) float64 { return of(d).Ratio() })
+func (bs Backlogs) ratio(of func(Backlog) Round) float64 {
+	return median(bs, func(d Backlog) float64 { return of(d).Ratio() })
 }
 
-// depthRows are the lines of a table of depths, and the least ratio of each that Check accepts.
-var depthRows = []struct {
+// backlogRows are the lines of a table of backlogs, and the least ratio of each that Check accepts.
+var backlogRows = []struct {
 	name  string
-	of    func(Depth) Round
+	of    func(Backlog) Round
 	least float64
 }{
-	{"fill: PublishBatch, against the floor", func(d Depth) Round { return d.Fill }, 0.5},
-	{"drain: Next and Ack, against the floor", func(d Depth) Round { return d.Drain }, 0.5},
-	{"W2/Next beside it, against the same with nothing waiting", func(d Depth) Round { return d.Cycle }, 0.8},
+	{"fill: PublishBatch, against the floor", func(d Backlog) Round { return d.Fill }, 0.5},
+	{"drain: Next and Ack, against the floor", func(d Backlog) Round { return d.Drain }, 0.5},
+	{"W2/Next beside it, against the same with nothing waiting", func(d Backlog) Round { return d.Cycle }, 0.8},
 }
 
 // Write prints the medians in Markdown.
-func (ds Depths) Write(w io.Writer) {
+func (bs Backlogs) Write(w io.Writer) {
 	fmt.Fprint(w, "| with a deep queue | messages | yardstick, msgs/s | bourse, msgs/s | ratio |\n|---|---:|---:|---:|---:|\n")
-	for _, row := range depthRows {
-		of := func(f func(Round) float64) float64 { return median(ds, func(d Depth) float64 { return f(row.of(d)) }) }
+	for _, row := range backlogRows {
+		of := func(f func(Round) float64) float64 {
+			return median(bs, func(d Backlog) float64 { return f(row.of(d)) })
+		}
 		fmt.Fprintf(w, "| %s | %.0f | %.0f | %.0f | %.2f |\n", row.name, of(func(r Round) float64 { return float64(r.Broker.Messages) }),
-			of(func(r Round) float64 { return r.Floor.Rate() }), of(func(r Round) float64 { return r.Broker.Rate() }), ds.ratio(row.of))
+			of(func(r Round) float64 { return r.Floor.Rate() }), of(func(r Round) float64 { return r.Broker.Rate() }), bs.ratio(row.of))
 	}
 }
 
 // Check says which ratios are too low.
-func (ds Depths) Check() (err error) {
-	for _, row := range depthRows {
-		if ratio := ds.ratio(row.of); ratio < row.least {
+func (bs Backlogs) Check() (err error) {
+	for _, row := range backlogRows {
+		if ratio := bs.ratio(row.of); ratio < row.least {
 			err = errors.Join(err, fmt.Errorf("%s: %.2f, bound %.2f", row.name, ratio, row.least))
 		}
 	}

@@ -8,11 +8,11 @@ import (
 
 // Goal: a round with a deep queue does what its figures say. Method: after it, each message of the floor was stored and acked once,
 // and nothing waits in the broker; a second round finds the place of the first.
-func TestDepth(t *testing.T) {
+func TestBacklog(t *testing.T) {
 	b := openForTest(t, Config{Messages: floorMessages, Duration: 20 * time.Millisecond})
-	var all Depths
+	var all Backlogs
 	for range 2 {
-		d, err := b.Depth(floorMessages)
+		d, err := b.Backlog(floorMessages)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,13 +41,13 @@ func TestDepth(t *testing.T) {
 	}
 	var out strings.Builder
 	all.Write(&out)
-	if rows := strings.Count(out.String(), "\n"); rows != 2+len(depthRows) {
+	if rows := strings.Count(out.String(), "\n"); rows != 2+len(backlogRows) {
 		t.Errorf("a table of %d lines:\n%s", rows, &out)
 	}
 	slow := Round{Floor: Sample{Messages: 1000, Elapsed: time.Second}, Broker: Sample{Messages: 100, Elapsed: time.Second}}
 	good := Round{Floor: slow.Floor, Broker: slow.Floor}
-	for i, d := range []Depth{{good, good, good}, {slow, good, good}, {good, slow, good}, {good, good, slow}} {
-		if err := (Depths{d}).Check(); (err == nil) != (i == 0) {
+	for i, d := range []Backlog{{good, good, good}, {slow, good, good}, {good, slow, good}, {good, good, slow}} {
+		if err := (Backlogs{d}).Check(); (err == nil) != (i == 0) {
 			t.Errorf("case %d: %v", i, err)
 		}
 	}

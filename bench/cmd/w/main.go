@@ -3,6 +3,7 @@
 //
 //	go run ./bench/cmd/w -rounds 5 -seconds 2
 //	go run ./bench/cmd/w -check
+//	go run ./bench/cmd/w -backlog 1000000
 //	go run ./bench/cmd/w -only W2/Next -profiles .
 package main
 
@@ -70,7 +71,7 @@ func run(o options) (err error) {
 	defer func() { err = errors.Join(err, b.Close()) }()
 	b.Header(os.Stdout, machine)
 	if o.backlog > 0 {
-		return depths(b, o)
+		return backlogs(b, o)
 	}
 	if o.check && o.only == "" {
 		o.only = strings.Join(checked(), ",")
@@ -109,11 +110,11 @@ func run(o options) (err error) {
 	return nil
 }
 
-// depths measures a deep queue.
-func depths(b *bench.Bench, o options) error {
-	var all bench.Depths
+// backlogs measures a deep queue.
+func backlogs(b *bench.Bench, o options) error {
+	var all bench.Backlogs
 	for i := range o.rounds + 1 {
-		d, err := b.Depth(o.backlog)
+		d, err := b.Backlog(o.backlog)
 		if err != nil {
 			return err
 		}
