@@ -109,9 +109,12 @@ func (l *Log) prepareOne() bool {
 		l.full = nil
 		l.spares = append(l.spares, s)
 		return true
-	case isFull(err) && len(l.free) > 0: // freed meanwhile
+	case isFull(err) && old == nil && len(l.free) > 0: // freed meanwhile
 		return true
 	case isFull(err):
+		if old != nil {
+			l.free = append(l.free, old)
+		}
 		if l.full == nil {
 			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
 		}
@@ -124,7 +127,8 @@ func (l *Log) prepareOne() bool {
 }
 
 // prepareSegment makes a segment of the given number, from the file of old if that has
-// the right size. If not, it removes the file and returns nil.
+// the right size. If not, it removes the file and returns nil. After an error of which
+// isFull is true old is still good, maybe by its new number.
 func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
 	if old == nil {
 		return l.createSegment(number, int64(l.opts.SegmentBytes), !l.bulk())
@@ -135,10 +139,13 @@ func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
 	}
 	err := l.fs.Rename(l.segmentName(old.number), l.segmentName(number))
 	if err == nil {
+		old.number = number
 		err = l.fs.SyncDir(l.dir)
 	}
 	if err != nil {
-		old.file.Close()
+		if !isFull(err) {
+			old.file.Close()
+		}
 		return nil, err
 	}
 	return &segment{number: number, file: old.file, size: old.size}, nil

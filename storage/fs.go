@@ -54,8 +54,13 @@ type File interface {
 // later, as against a fault of the disk.
 func isFull(err error) bool {
 	return errors.Is(err, ErrDiskFull) || errors.Is(err, syscall.ENOSPC) ||
-		errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EMFILE) ||
-		errors.Is(err, syscall.ENFILE)
+		errors.Is(err, syscall.EDQUOT) || noDescriptor(err)
+}
+
+// noDescriptor reports whether err means that nothing could be opened now. No sync returns that, so a directory that was to
+// be synced is as it was: it can be tried again, unlike a sync that has failed.
+func noDescriptor(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
 // OS is the file system of the operating system.

@@ -139,7 +139,12 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 		}
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
-	if err := l.fs.SyncDir(l.dir); err != nil {
+	if err := l.fs.SyncDir(l.dir); noDescriptor(err) {
+		if name != l.checkpoint {
+			_ = l.fs.Remove(name) // whole, if it stays or comes back: nothing has been freed for it
+		}
+		return fmt.Errorf("write checkpoint: %w: %w", ErrDiskFull, err)
+	} else if err != nil {
 		return l.fail(err)
 	}
 
