@@ -286,6 +286,11 @@ func (a *app) work(rng *rand.Rand, steps int) error {
 				return err
 			}
 		}
+		if rng.Intn(60) == 0 {
+			if err := a.log.Shrink(func() error { return a.writeCheckpoint(salt) }); err != nil {
+				return err
+			}
+		}
 		if i%17 == 16 {
 			if err := a.writeCheckpoint(salt); err != nil {
 				return err

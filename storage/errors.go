@@ -18,6 +18,8 @@ var (
 	ErrDiskFull = errors.New("disk full")
 	// ErrTooLarge: the payload is longer than a record can be, 1 GiB.
 	ErrTooLarge = errors.New("record too large")
+	// ErrSuperseded: WriteCheckpoint for a mark that is older than that of the last checkpoint.
+	ErrSuperseded = errors.New("the mark is older than the last checkpoint")
 	// ErrGone: Read of a record whose segment was freed: nobody kept it.
 	ErrGone = errors.New("record is gone")
 )

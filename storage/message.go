@@ -17,11 +17,11 @@ type segment struct {
 	file   File
 	size   int64 // allocated, or once sealed, the length
 
-	live   atomic.Int64 // records in it that somebody refers to
-	bytes  atomic.Int64 // their size, nearly
-	copies []Position   // homes of records that were copied to it; guarded by Log.rollMu
-	stuck  atomic.Bool  // damaged, so not to be moved
-	pins   int          // backups that read it; guarded by Log.segMu
+	live   atomic.Int64          // records in it that somebody refers to
+	bytes  atomic.Int64          // their size, nearly
+	copies []Position            // homes of records that were copied to it; guarded by Log.rollMu
+	stuck  atomic.Pointer[error] // why it cannot be read, so it is not moved
+	pins   int                   // backups that read it; guarded by Log.segMu
 
 	// What Open found; fixed.
 	header bool   // it has a header of its own

@@ -35,11 +35,14 @@ func (l *Log) compact() {
 		select {
 		case <-l.quit:
 			return
+		case q := <-l.squeezes:
+			l.squeeze(q)
+			continue
 		case <-l.thin:
 		}
 		for again := true; again; again = l.rests() {
 			s, full := l.victim()
-			for s != nil && l.stays(s, !full) && l.evacuate(s, !full) {
+			for s != nil && l.stays(s, !full) && l.evacuate(s, !full) == nil {
 				s, full = l.victim()
 			}
 		}
@@ -79,7 +82,7 @@ func (l *Log) survey() (u usage, full bool) {
 		case s.live.Load() == 0:
 			u.dead += s.size
 			u.free++
-		case !s.stuck.Load():
+		case s.stuck.Load() == nil:
 			u.garbage += max(s.size-bytes, 0)
 			if share := float64(bytes) / float64(s.size); u.best == nil || share < least {
 				u.best, least = s, share
@@ -93,21 +96,23 @@ func (l *Log) survey() (u usage, full bool) {
 // full: there is no space for another segment, so it must go into what is left for verdicts. There may be no other way out.
 func (l *Log) victim() (s *segment, full bool) {
 	u, full := l.survey()
-	segment := int64(l.opts.SegmentBytes)
 	switch {
 	case u.best == nil:
 		return nil, full
-	case full && (u.free > 0 || u.best.bytes.Load() > segment/8):
+	case full && (u.free > 0 || u.best.bytes.Load() > int64(l.opts.SegmentBytes)/8):
 		return nil, full
 	case full:
 		return u.best, full
-	case u.dead > 4*segment+l.checkpointBytes.Load():
+	case u.dead > l.enough():
 		return nil, full
 	case u.garbage <= l.slack(u, l.busy.Load()) || u.best.bytes.Load() > u.best.size/4*3:
 		return nil, full
 	}
 	return u.best, full
 }
+
+// enough is how many bytes of segments without references are left to a checkpoint before more are made.
+func (l *Log) enough() int64 { return 4*int64(l.opts.SegmentBytes) + l.checkpointBytes.Load() }
 
 // slack is how much garbage is left alone: more in a busy log, where most of it goes by itself.
 func (l *Log) slack(u usage, busy bool) int64 {
@@ -192,8 +197,9 @@ func (l *Log) survivors(s *segment) (list []moved) {
 	return list
 }
 
-// evacuate copies what s holds to the end of the log. False: not now. adds is that of append.
-func (l *Log) evacuate(s *segment, adds bool) bool {
+// evacuate copies what s holds to the end of the log. An error means that not all of it was; what cannot be read is none.
+// adds is that of append.
+func (l *Log) evacuate(s *segment, adds bool) error {
 	list := l.survivors(s)
 	var body []byte
 	n := 0
@@ -211,31 +217,31 @@ func (l *Log) evacuate(s *segment, adds bool) bool {
 			var err error
 			if body, err = l.readFile(s, m.at, m.home, 0, body[:0]); err != nil {
 				if l.segment(s.number) != s {
-					return true // all of it was freed meanwhile
+					return nil // all of it was freed meanwhile
 				}
-				s.stuck.Store(true)
+				s.stuck.Store(&err)
 				l.opts.Logger.Error("a segment is not compacted, since a record in it cannot be read", "err", err)
-				return true
+				return nil
 			}
 			if m.to, err = l.append(kindCopy, 0, false, adds, &copied{m.home, body}); err != nil {
-				return false
+				return err
 			}
 			bytes += recordSize(len(body) + homeBytes)
 			n++
 		}
 		made := &step{list: list[:n], done: make(chan error, 1)}
 		if _, err := l.append(kindMove, 0, true, adds, made); err != nil {
-			return false
+			return err
 		}
 		if err := <-made.done; err != nil {
-			return false
+			return err
 		}
 		l.counts.moved.Add(int64(n))
 		did := n
 		unpin()
 		list = list[did:]
 	}
-	return true
+	return nil
 }
 
 // copied is the payload of a kindCopy. Below the watermark of the disk it goes in, since it makes space.

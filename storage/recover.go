@@ -86,7 +86,7 @@ func Open(dir string, opts Options) (*Log, error) {
 	}
 	l := &Log{
 		dir: dir, opts: opts, fs: opts.FS, chain: chain{}, segments: map[uint32]*segment{},
-		rolls: map[uint32]*roll{}, kick: make(chan struct{}, 1), thin: make(chan struct{}, 1),
+		rolls: map[uint32]*roll{}, kick: make(chan struct{}, 1), thin: make(chan struct{}, 1), squeezes: make(chan *squeeze),
 		quit: make(chan struct{}), closed: make(chan struct{}),
 		wrote: make(chan *batch, commitAhead), done: make(chan *batch, commitAhead), open: &batch{},
 		memory: min(chunkBytes, opts.SegmentBytes+headerBytes+endBytes),

@@ -95,7 +95,7 @@ func (l *Log) SinceCheckpoint() int64 { return l.logged.Load() - l.sinceBase.Loa
 // all other methods; one at a time, others wait.
 //
 // An error means that the checkpoint before it still counts: ErrDiskFull, ErrClosed,
-// the error of w, or a fault; ErrFailed if the log failed, which only a sync of the log
+// ErrSuperseded if that is one of a later mark, the error of w, or a fault; ErrFailed if the log failed, which only a sync of the log
 // or of the directory can bring about here.
 func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 	l.ckptMu.Lock()
@@ -116,7 +116,7 @@ func (l *Log) WriteCheckpoint(m Mark, w io.WriterTo) error {
 	// written and not synced. Earlier segments are synced (invariant 2), and in this one
 	// the syncer must not take a sync for good that only comes after one that failed.
 	if s := l.segment(m.base.segment); s == nil || m.base.next < l.saved {
-		return errors.New("write checkpoint: the mark is older than the last checkpoint")
+		return fmt.Errorf("write checkpoint: %w", ErrSuperseded)
 	} else if err := l.syncTo(s, m.base.next-1); err != nil {
 		return err
 	}

@@ -108,21 +108,23 @@ const (
 // Lock order: ckptMu or syncMu, then mu or rollMu, then segMu, cacheMu or runs.mu, which are leaves.
 type Log struct {
 	// Fixed after Open.
-	dir    string
-	opts   Options
-	fs     FS
-	lock   io.Closer
-	base   base           // where replay starts
-	chain  chain          // what Open found; nil after Replay
-	kick   chan struct{}  // sent by wake calls, received by the preparer; capacity 1
-	thin   chan struct{}  // likewise, by the compactor
-	quit   chan struct{}  // closed by Close
-	wrote  chan *batch    // sent and closed by the writer, received by the syncer
-	done   chan *batch    // sent and closed by the syncer, received by the committer
-	closed chan struct{}  // closed when Close is done
-	memory int            // size of a chunk
-	wg     sync.WaitGroup // writer, syncer and committer
-	prep   sync.WaitGroup // preparer and compactor
+	dir      string
+	opts     Options
+	fs       FS
+	lock     io.Closer
+	base     base           // where replay starts
+	chain    chain          // what Open found; nil after Replay
+	kick     chan struct{}  // sent by wake calls, received by the preparer; capacity 1
+	thin     chan struct{}  // likewise, by the compactor
+	squeezes chan *squeeze  // taken by the compactor
+	trim     atomic.Bool    // Close leaves nothing that is only prepared
+	quit     chan struct{}  // closed by Close
+	wrote    chan *batch    // sent and closed by the writer, received by the syncer
+	done     chan *batch    // sent and closed by the syncer, received by the committer
+	closed   chan struct{}  // closed when Close is done
+	memory   int            // size of a chunk
+	wg       sync.WaitGroup // writer, syncer and committer
+	prep     sync.WaitGroup // preparer and compactor
 
 	mu       sync.Mutex
 	work     sync.Cond // the writer waits: the open batch has records, or closing
@@ -629,7 +631,10 @@ func (l *Log) seal(err error) {
 	if err == nil && next != nil {
 		var h [headerBytes]byte
 		putSegmentHeader(h[:], number, first)
-		if _, err = next.file.WriteAt(h[:], 0); err == nil {
+		if _, err = next.file.WriteAt(h[:], 0); err == nil && l.trim.Load() {
+			err = next.file.Truncate(headerBytes + endBytes) // what follows goes to another one
+		}
+		if err == nil {
 			err = next.file.Sync()
 		}
 		if err == nil { // give back what is not used
@@ -725,6 +730,9 @@ func (l *Log) Close() error {
 	}
 	l.ckptMu.Lock() // a checkpoint that is being written is waited for
 	defer l.ckptMu.Unlock()
+	if l.trim.Load() && l.closeErr() == nil {
+		l.giveBack()
+	}
 	l.closeFiles()
 	close(l.closed)
 	return l.closeErr()

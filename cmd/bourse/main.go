@@ -1,14 +1,15 @@
-// Command bourse looks into the directory of a broker, of which it changes nothing.
+// Command bourse looks into the directory of a broker, and copies it. But for compact it changes nothing there.
 //
 //	bourse check DIR              reads every message, and says what is damaged
 //	bourse stats DIR              what the queues hold
 //	bourse dump [options] DIR     the messages, one line of JSON for each
+//	bourse compact DIR            makes the directory about as small as what is in it
 //	bourse backup DIR TO          writes what is in it to a file; if TO is a directory, to bourse-backup.tar there
 //	bourse restore FROM DIR       makes DIR, which must be empty or not there, from that file
 //
 // It shows what a broker that opened the directory now would find: what was on loan is ready again, and what is due has
-// happened. The exit status is 0 if all is well, 1 if something is damaged, and 2 if it cannot be told: the directory is not
-// a broker's, or a broker has it open, or the command is wrong.
+// happened. Compact is such a broker, so with it that has happened for good. The exit status is 0 if all is well, 1 if
+// something is damaged, and 2 if it cannot be told: the directory is not a broker's, or a broker has it open, or the command is wrong.
 package main
 
 import (
@@ -39,6 +40,7 @@ const (
 const usage = `usage: bourse check DIR
        bourse stats DIR
        bourse dump [-queue NAME] [-state ready|delayed|unacked|dying] [-limit N] DIR
+       bourse compact DIR
        bourse backup DIR TO
        bourse restore FROM DIR
 `
@@ -72,9 +74,7 @@ func run(args []string, out, errs io.Writer) int {
 		_, _ = fmt.Fprintf(errs, "bourse: %s: want one directory, got %d\n%s", args[0], flags.NArg(), usage)
 		return unknown
 	}
-	status, err := look(context.Background(), flags.Arg(0), func(ctx context.Context, b *bourse.Broker) (int, error) {
-		return command(ctx, b, o, out)
-	})
+	status, err := command(context.Background(), flags.Arg(0), o, out)
 	if err != nil {
 		_, _ = fmt.Fprintf(errs, "bourse: %s: %v\n", args[0], err)
 	}
@@ -87,16 +87,31 @@ type options struct {
 	limit int
 }
 
-var commands = map[string]func(context.Context, *bourse.Broker, options, io.Writer) (int, error){
-	"check": check, "stats": stats, "dump": dump,
+// commands are those on one directory.
+var commands = map[string]func(ctx context.Context, dir string, o options, out io.Writer) (int, error){
+	"check": looking(check), "stats": looking(stats), "dump": looking(dump), "compact": compact,
+}
+
+// looking is a command that f does on a shadow of the directory.
+func looking(f func(context.Context, *bourse.Broker, options, io.Writer) (int, error)) func(context.Context, string, options,
+	io.Writer) (int, error) {
+	return func(ctx context.Context, dir string, o options, out io.Writer) (int, error) {
+		return look(ctx, dir, func(ctx context.Context, b *bourse.Broker) (int, error) { return f(ctx, b, o, out) })
+	}
 }
 
 // look opens a shadow of the directory for f.
-func look(ctx context.Context, dir string, f func(context.Context, *bourse.Broker) (int, error)) (status int, err error) {
+func look(ctx context.Context, dir string, f func(context.Context, *bourse.Broker) (int, error)) (int, error) {
+	return open(ctx, dir, bourse.LocalOptions{ReadOnly: true}, f)
+}
+
+// open opens the directory, which must be there, for f. Without an error, status is what f says.
+func open(ctx context.Context, dir string, as bourse.LocalOptions, f func(context.Context, *bourse.Broker) (int, error)) (
+	status int, err error) {
 	if _, err := os.Stat(filepath.Join(dir, "FORMAT")); err != nil {
 		return unknown, fmt.Errorf("%s is not the directory of a broker: %w", dir, err)
 	}
-	engine, err := bourse.NewLocalEngine(dir, bourse.LocalOptions{ReadOnly: true})
+	engine, err := bourse.NewLocalEngine(dir, as)
 	var b *bourse.Broker
 	if err == nil {
 		b, err = bourse.NewBroker(ctx, bourse.Options{Engine: engine})
@@ -108,8 +123,11 @@ func look(ctx context.Context, dir string, f func(context.Context, *bourse.Broke
 		}
 		return status, err
 	}
-	defer func() { _ = b.Close() }() // it writes to memory
-	return f(ctx, b)
+	status, err = f(ctx, b)
+	if closed := b.Close(); closed != nil && err == nil {
+		return unknown, closed
+	}
+	return status, err
 }
 
 // check reads every message.
