@@ -29,6 +29,7 @@ type segment struct {
 }
 
 func sequenceOf(b []byte) uint64 { return binary.LittleEndian.Uint64(b[8:]) }
+func streamOf(b []byte) uint64   { return binary.LittleEndian.Uint64(b[24:]) }
 
 func (l *Log) segment(number uint32) *segment {
 	place := &l.recent[number%recentSegments]

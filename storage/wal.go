@@ -81,7 +81,8 @@ const (
 	chunkBytes     = 256 << 10
 	maxPending     = 64 << 20 // bytes appended and not reported; Append waits above
 	maxScratch     = 1 << 20
-	commitAhead    = 2 // batches that wait for a sync, and as many for the callback
+	mostKept       = 1 << 16 // records of a batch whose memory is used again
+	commitAhead    = 2       // batches that wait for a sync, and as many for the callback
 	directMargin   = 8 << 10
 	recentSegments = 8 // found without a lock: those that are written, delivered and acked
 )
@@ -209,7 +210,7 @@ type Log struct {
 
 // batch is a run of records that is written, synced and reported together.
 type batch struct {
-	records  []Committed
+	records  []appended
 	pieces   []piece
 	last     uint64   // sequence of its last record
 	end      Position // behind its last record
@@ -221,6 +222,25 @@ type batch struct {
 	moves    []Committed
 	unsealed []unsealed
 	err      error
+}
+
+// appended is a record of a batch. It is half as long as what the committer makes of it, since each goes from the processor of
+// an Append to that of the committer, and back to be used again.
+type appended struct {
+	owner Payload
+	chunk *chunk // pinned by the batch
+	from  uint32 // where in it the record is
+	size  uint32 // of the payload
+}
+
+// committed is the record as it is reported.
+func (a *appended) committed() Committed {
+	c := a.chunk
+	r := c.mem[a.from:]
+	return Committed{
+		Stream: streamOf(r), Sequence: sequenceOf(r), Pos: at(c.segment, c.base+a.from),
+		Data: r[recordBytes : recordBytes+a.size : recordBytes+a.size], Owner: a.owner,
+	}
 }
 
 // unsealed is a record whose payload is to be filled in.
@@ -353,19 +373,20 @@ func (l *Log) addLocked(c *chunk, k kind, stream uint64, sync bool, n int, p Pay
 	}
 	from := c.used
 	putRecord(c.mem[from:], n, l.seq, c.segment, k, flags, stream)
-	body, pos := from+recordBytes, at(c.segment, c.base+uint32(from))
-	list := &l.open.records
-	if k != kindData {
-		l.open.inner, list = true, &l.open.moves
-	}
-	if k == kindCopy {
-		l.current.live.Add(1) // until its kindMove is applied: a checkpoint in between must not free it
-	} else {
-		data := c.mem[body : body+n : body+n]
-		*list = append(*list, Committed{Stream: stream, Sequence: l.seq, Pos: pos, Data: data, Owner: p})
+	pos, added := at(c.segment, c.base+uint32(from)), appended{p, c, uint32(from), uint32(n)}
+	switch k {
+	case kindData:
+		l.open.records = append(l.open.records, added)
 		if s, ok := p.(Sealer); ok {
-			l.open.unsealed = append(l.open.unsealed, unsealed{s, data})
+			body := from + recordBytes
+			l.open.unsealed = append(l.open.unsealed, unsealed{s, c.mem[body : body+n : body+n]})
 		}
+	case kindCopy:
+		l.open.inner = true
+		l.current.live.Add(1) // until its kindMove is applied: a checkpoint in between must not free it
+	default:
+		l.open.inner = true
+		l.open.moves = append(l.open.moves, added.committed())
 	}
 	l.open.sync = l.open.sync || sync
 	l.records++
@@ -652,6 +673,7 @@ func (l *Log) seal(err error) {
 // it.
 func (l *Log) report() {
 	defer l.wg.Done()
+	var told []Committed
 	for b := range l.done {
 		bytes, again := 0, len(b.moves) > 0 // what the compactor writes is not churn
 		if len(b.records) > 0 {
@@ -667,9 +689,16 @@ func (l *Log) report() {
 		}
 		l.reportMoves(b)
 		if l.opts.Commit != nil && (len(b.records) > 0 || b.poked) {
-			l.tell(b.records)
-			l.opts.Commit(b.records, b.err)
+			for i := range b.records {
+				told = append(told, b.records[i].committed())
+			}
+			l.tell(told)
+			l.opts.Commit(told, b.err)
 			l.tell(nil)
+			if clear(told); cap(told) > mostKept { // owners are not ours to keep alive
+				told = nil
+			}
+			told = told[:0]
 		}
 		l.mu.Lock()
 		for _, p := range b.pieces {
@@ -677,11 +706,11 @@ func (l *Log) report() {
 		}
 		l.pending -= b.bytes
 		idle := l.pending == 0
-		clear(b.records) // owners are not ours to keep alive
+		clear(b.records) // nor here
 		clear(b.moves)
 		clear(b.unsealed)
 		clear(b.pieces)
-		if cap(b.records) <= 1<<16 {
+		if cap(b.records) <= mostKept {
 			*b = batch{records: b.records[:0], pieces: b.pieces[:0], moves: b.moves[:0], unsealed: b.unsealed[:0]}
 			l.idle = append(l.idle, b)
 		}
