@@ -112,8 +112,8 @@ func (l *Log) prepareOne() bool {
 	case isFull(err) && old == nil && len(l.free) > 0: // freed meanwhile
 		return true
 	case isFull(err):
-		if old != nil {
-			l.free = append(l.free, old)
+		if s != nil {
+			l.free = append(l.free, s)
 		}
 		if l.full == nil {
 			l.opts.Logger.Warn("no space for another segment", "dir", l.dir, "err", err)
@@ -127,8 +127,8 @@ func (l *Log) prepareOne() bool {
 }
 
 // prepareSegment makes a segment of the given number, from the file of old if that has
-// the right size. If not, it removes the file and returns nil. After an error of which
-// isFull is true old is still good, maybe by its new number.
+// the right size. If not, it removes the file and returns nil. With an error of which
+// isFull is true it returns what old is now: the file is as good as before.
 func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
 	if old == nil {
 		return l.createSegment(number, int64(l.opts.SegmentBytes), !l.bulk())
@@ -139,16 +139,14 @@ func (l *Log) prepareSegment(number uint32, old *segment) (*segment, error) {
 	}
 	err := l.fs.Rename(l.segmentName(old.number), l.segmentName(number))
 	if err == nil {
-		old.number = number
+		old = &segment{number: number, file: old.file, size: old.size} // a late reader may have the other
 		err = l.fs.SyncDir(l.dir)
 	}
-	if err != nil {
-		if !isFull(err) {
-			old.file.Close()
-		}
+	if err != nil && !isFull(err) {
+		old.file.Close()
 		return nil, err
 	}
-	return &segment{number: number, file: old.file, size: old.size}, nil
+	return old, err
 }
 
 // createSegment creates the file of a segment, with all its blocks, and makes it and
