@@ -384,7 +384,7 @@ func (l *Log) addLocked(c *chunk, k kind, stream uint64, sync bool, n int, p Pay
 	case kindCopy:
 		l.open.inner = true
 		l.current.live.Add(1) // until its kindMove is applied: a checkpoint in between must not free it
-	default:
+	case kindMove, kindEnd:
 		l.open.inner = true
 		l.open.moves = append(l.open.moves, added.committed())
 	}
