@@ -26,6 +26,7 @@ import (
 func restored(t *testing.T, backup []byte) *storage.MemFS {
 	t.Helper()
 	files := new(storage.MemFS)
+	require.NoError(t, files.Mkdir("data")) // it is there, but that is not durable
 	require.NoError(t, storage.Restore(files, "data", bytes.NewReader(backup)))
 	return files.Crash(storage.CrashLost, func(int) int { return 0 })
 }

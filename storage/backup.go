@@ -196,7 +196,7 @@ func (r *restoring) path(name string) string { return filepath.Join(r.dir, name)
 // run writes the files under their names, but FORMAT, without which they are no log, only when all of them are durable and checked.
 // RESTORING is there from before the first until after that, so that what a crash leaves is not taken for a new directory.
 func (r *restoring) run(from io.Reader) error {
-	if err := r.fs.MkdirAll(r.dir); err != nil {
+	if err := makeDir(r.fs, r.dir); err != nil {
 		return err
 	}
 	names, err := r.fs.ReadDir(r.dir)
@@ -213,6 +213,9 @@ func (r *restoring) run(from io.Reader) error {
 	}
 	if text != backupText {
 		return fmt.Errorf("%w: a backup that says %q, this release reads %q", ErrForeign, text, backupText)
+	}
+	if err := r.fs.SyncDir(filepath.Dir(filepath.Clean(r.dir))); err != nil { // as in createDir
+		return err
 	}
 	r.began = true
 	if err := r.write(restoringName, func(io.Writer) error { return nil }); err != nil {

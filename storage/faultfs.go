@@ -35,12 +35,12 @@ func (f *FaultFS) check(op, name string) error {
 	return f.Rule(op, name, n)
 }
 
-// MkdirAll implements FS.
-func (f *FaultFS) MkdirAll(dir string) error {
+// Mkdir implements FS.
+func (f *FaultFS) Mkdir(dir string) error {
 	if err := f.check("mkdir", dir); err != nil {
 		return err
 	}
-	return f.FS.MkdirAll(dir)
+	return f.FS.Mkdir(dir)
 }
 
 // ReadDir implements FS.

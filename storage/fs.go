@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -13,8 +14,9 @@ import (
 // concurrently. Errors keep the cause, so that errors.Is finds syscall.ENOSPC or
 // fs.ErrNotExist. What is not synced may be lost, in part and in any order.
 type FS interface {
-	// MkdirAll creates dir and what is missing above it, for this user only (0700).
-	MkdirAll(dir string) error
+	// Mkdir creates dir, for this user only (0700). It returns fs.ErrExist if there is something with that name, and
+	// fs.ErrNotExist if the directory above is missing.
+	Mkdir(dir string) error
 	// ReadDir returns the names in dir, in any order.
 	ReadDir(dir string) ([]string, error)
 	// Create opens an empty file for reading and writing, for this user only (0600).
@@ -25,7 +27,7 @@ type FS interface {
 	Rename(oldname, newname string) error
 	// Remove removes a file.
 	Remove(name string) error
-	// SyncDir makes the names in dir durable.
+	// SyncDir makes the names in dir durable, those of directories too.
 	SyncDir(dir string) error
 	// Free returns how many bytes are free for whoever has no privileges in the file system that dir is in, or
 	// errors.ErrUnsupported where there is no telling.
@@ -63,16 +65,38 @@ func noDescriptor(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
+// makeDir creates dir and what is missing above it, from the top down, and makes the name of each durable, so that no power cut takes it
+// away with what it holds. What was there already may be the work of one who was killed before its name was durable. Then it is
+// empty, since nothing is put into a directory before: for what is above that is seen to here, for dir in createDir.
+func makeDir(files FS, dir string) error {
+	dir = filepath.Clean(dir)
+	if _, err := files.ReadDir(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err // nil: it is there, as the operator made it
+	}
+	above := filepath.Dir(dir)
+	names, err := files.ReadDir(above)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && above != dir:
+		err = makeDir(files, above)
+	case err == nil && len(names) == 0:
+		err = files.SyncDir(filepath.Dir(above))
+	}
+	if err != nil && !errors.Is(err, fs.ErrPermission) { // where we may not look nothing is ours
+		return err
+	}
+	if err = files.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return files.SyncDir(above)
+}
+
 // OS is the file system of the operating system.
 var OS FS = osFS{}
 
 type osFS struct{}
 
-func (osFS) MkdirAll(dir string) error {
-	if s, err := os.Stat(dir); err == nil && s.IsDir() {
-		return nil // as the operator made it
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func (osFS) Mkdir(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
 	return os.Chmod(dir, 0o700) // whatever the umask

@@ -14,7 +14,7 @@ import (
 
 // Shadow returns a file system that shows the operating system's and keeps every change in memory: what is on disk is
 // read and never written. A log opened on it is what Open would have made of the directory. Its lock is shared by
-// shadows, and keeps out, and is kept out by, whoever has the directory open to write. MkdirAll makes nothing: the
+// shadows, and keeps out, and is kept out by, whoever has the directory open to write. Mkdir makes nothing: the
 // directory must be there.
 func Shadow() FS { return &shadowFS{files: make(map[string]*shadowFile)} }
 
@@ -38,12 +38,15 @@ type shadowFile struct {
 	pages  map[int64][]byte // by offset, each of shadowPage bytes
 }
 
-func (s *shadowFS) MkdirAll(dir string) error {
+func (s *shadowFS) Mkdir(dir string) error {
 	info, err := os.Stat(dir)
-	if err == nil && !info.IsDir() {
-		err = &fs.PathError{Op: "open", Path: dir, Err: errors.New("it is no directory")}
+	switch {
+	case err != nil:
+		return &fs.PathError{Op: "open", Path: dir, Err: fmt.Errorf("%w", err)}
+	case !info.IsDir():
+		return &fs.PathError{Op: "open", Path: dir, Err: errors.New("it is no directory")}
 	}
-	return err
+	return &fs.PathError{Op: "mkdir", Path: dir, Err: fs.ErrExist}
 }
 
 func (s *shadowFS) ReadDir(dir string) ([]string, error) {

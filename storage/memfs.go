@@ -17,8 +17,7 @@ import (
 // MemFS is a file system in memory, for brokers that need no durability and for
 // tests. The zero value is empty and ready. It can be asked how it might look after a
 // power cut: it keeps apart what was synced and what was not, for the content of each
-// file and for the names in each directory. Directories themselves are durable at
-// once. Methods may be called concurrently.
+// file and for the names in each directory. Methods may be called concurrently.
 type MemFS struct {
 	// Volatile turns the record of what is not synced off: Crash must not be called.
 	// Set it before first use.
@@ -48,6 +47,11 @@ type memDir struct {
 	names   map[string]*memNode
 	durable map[string]*memNode
 	pending []nameOp // since SyncDir
+	named   bool     // its own name is durable
+}
+
+func newMemDir(named bool) *memDir {
+	return &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}, named: named}
 }
 
 // nameOp is one change of a directory: name refers to node, and old, if not empty, no
@@ -202,31 +206,59 @@ func (m *MemFS) changeLocked(d *memDir, op nameOp) {
 	}
 }
 
-// MkdirAll implements FS.
-func (m *MemFS) MkdirAll(dir string) error {
+// Mkdir implements FS.
+func (m *MemFS) Mkdir(dir string) error {
 	defer m.enter()()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	dir = filepath.Clean(dir)
+	switch {
+	case m.findLocked(dir) != nil:
+		return &fs.PathError{Op: "mkdir", Path: dir, Err: fs.ErrExist}
+	case m.findLocked(filepath.Dir(dir)) == nil:
+		return notExist("mkdir", dir)
+	}
+	m.dirs[dir] = newMemDir(false)
+	return nil
+}
+
+// findLocked returns a directory, or nil. Those that everything is below were always there.
+func (m *MemFS) findLocked(dir string) *memDir {
+	dir = filepath.Clean(dir)
 	if m.dirs == nil {
 		m.dirs, m.locks = map[string]*memDir{}, map[string]bool{}
 	}
-	for dir = filepath.Clean(dir); m.dirs[dir] == nil; dir = filepath.Dir(dir) {
-		m.dirs[dir] = &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+	if m.dirs[dir] == nil && filepath.Dir(dir) == dir {
+		m.dirs[dir] = newMemDir(true)
 	}
-	return nil
+	return m.dirs[dir]
+}
+
+// belowLocked returns the directories in dir.
+func (m *MemFS) belowLocked(dir string) []string {
+	var below []string
+	for name := range m.dirs {
+		if name != dir && filepath.Dir(name) == dir {
+			below = append(below, name)
+		}
+	}
+	return below
 }
 
 // ReadDir implements FS.
 func (m *MemFS) ReadDir(dir string) ([]string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := m.dirs[filepath.Clean(dir)]
+	d := m.findLocked(dir)
 	if d == nil {
 		return nil, notExist("readdir", dir)
 	}
 	names := make([]string, 0, len(d.names))
 	for n := range d.names {
 		names = append(names, n)
+	}
+	for _, below := range m.belowLocked(filepath.Clean(dir)) {
+		names = append(names, filepath.Base(below))
 	}
 	slices.Sort(names)
 	return names, nil
@@ -309,7 +341,7 @@ func (m *MemFS) SyncDir(dir string) error {
 	defer m.enter()()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := m.dirs[filepath.Clean(dir)]
+	d := m.findLocked(dir)
 	if d == nil {
 		return notExist("syncdir", dir)
 	}
@@ -317,6 +349,9 @@ func (m *MemFS) SyncDir(dir string) error {
 		op.apply(d.durable)
 	}
 	d.pending = nil
+	for _, below := range m.belowLocked(filepath.Clean(dir)) {
+		m.dirs[below].named = true
+	}
 	return nil
 }
 
@@ -532,6 +567,12 @@ func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
 			out.dirs[dir] = d.clone(clones)
 			continue
 		}
+		if above := filepath.Dir(dir); above != dir && out.dirs[above] == nil { // lost, with all in it
+			continue
+		}
+		if !d.named && (mode == CrashLost || mode == CrashRandom && choose(2) == 0) {
+			continue
+		}
 		names := map[string]*memNode{}
 		for n, node := range d.durable {
 			names[n] = node
@@ -542,7 +583,7 @@ func (m *MemFS) Crash(mode CrashMode, choose func(n int) int) *MemFS {
 			}
 			op.apply(names)
 		}
-		e := &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+		e := newMemDir(true)
 		for _, n := range sortedKeys(names) {
 			node := names[n]
 			if clones[node] == nil {
@@ -572,7 +613,7 @@ func (d *memDir) clone(clones map[*memNode]*memNode) *memDir {
 		}
 		return clones[n]
 	}
-	e := &memDir{names: map[string]*memNode{}, durable: map[string]*memNode{}}
+	e := newMemDir(d.named)
 	for name, n := range d.names {
 		e.names[name] = node(n)
 	}

@@ -104,7 +104,7 @@ func Open(dir string, opts Options) (*Log, error) {
 }
 
 func (l *Log) openDir() error {
-	if err := l.fs.MkdirAll(l.dir); err != nil {
+	if err := makeDir(l.fs, l.dir); err != nil {
 		return err
 	}
 	if _, err := l.look(); err != nil { // before anything is put into it
@@ -159,7 +159,7 @@ func (l *Log) look() ([]string, error) {
 }
 
 // createDir makes a new log. FORMAT comes last, so a directory with FORMAT has, or
-// had, a first segment: that it is gone is damage.
+// had, a first segment: that it is gone is damage. Its own name is durable before that.
 func (l *Log) createDir(names []string) error {
 	if first := l.segmentName(1); slices.Contains(names, filepath.Base(first)) {
 		s, err := l.openSegment(1)
@@ -185,13 +185,13 @@ func (l *Log) createDir(names []string) error {
 	if err != nil {
 		return err
 	}
+	if err := l.fs.SyncDir(filepath.Dir(filepath.Clean(l.dir))); err != nil {
+		return err
+	}
 	if err := l.fs.Rename(temp, l.path(formatName)); err != nil {
 		return err
 	}
-	if err := l.fs.SyncDir(l.dir); err != nil {
-		return err
-	}
-	return l.fs.SyncDir(filepath.Dir(filepath.Clean(l.dir)))
+	return l.fs.SyncDir(l.dir)
 }
 
 func (l *Log) checkFormat() error {
