@@ -127,6 +127,8 @@ type walker struct {
 	past  []settle // verdicts already given, to give again
 	ids   uint32   // consumers given an id in this session
 
+	weighed weight // what the machine has said that it weighs
+
 	lastEpoch map[string]uint64 // of each name of a queue
 
 	count walkCount
@@ -277,8 +279,23 @@ func (w *walker) agree(got, want uint64) {
 	if due := w.p.due(); due != 0 && (w.armed == 0 || w.armed > due) {
 		w.t.Fatalf("something is due at %d, the wake is set to %d", due, w.armed)
 	}
+	w.weigh()
 	w.m.check()
 	w.count.checks++
+}
+
+// weigh adds the changes of the machine's weight up, now and then: they must come to what all queues weigh.
+func (w *walker) weigh() {
+	w.t.Helper()
+	if !w.one(3) {
+		return
+	}
+	w.weighed = w.weighed.plus(w.m.weigh())
+	var all weight
+	for _, q := range w.m.order {
+		all = all.plus(q.weight())
+	}
+	w.same("weight", w.weighed, all)
 }
 
 // lists compares the reports. Deliveries of a queue come in the order of SEMANTICS 7; what comes back or goes
@@ -473,7 +490,7 @@ func (w *walker) reload() {
 		}
 	}
 	m.check()
-	w.m = m
+	w.m, w.weighed = m, weight{}
 	// A leader that starts from a snapshot tells what is outstanding, and when to wake it.
 	w.armed = 0
 	w.got, w.want = w.got.emptied(), w.want.emptied()
