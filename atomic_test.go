@@ -36,6 +36,40 @@ func TestAtomicShardPerQueue(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
+// A bundle that acks in the queue that it publishes to brings that to the present only when its messages are there. What joins the end of
+// its level then is behind them, and not new: from a lower level it is evicted as what was there before, and in one level only what the
+// bundle brought is.
+func TestBundleEvictsWhatJoinsTheTail(t *testing.T) {
+	for _, row := range []struct {
+		priority       uint8
+		stay, evicted  int
+		levelOfTheRest uint8
+	}{{priority: 1, stay: 1, evicted: 2, levelOfTheRest: 1}, {priority: 0, stay: 2, evicted: 1}} {
+		s := newScript(t, false)
+		s.run(`queue q retry=1s tail priorities=2 max=1 overflow=drop
+attach c1 q prefetch=3
+enqueue m1 q
+enqueue m2 q
+enqueue held q
+attach c1 q prefetch=0
+nack c1 1
+nack c1 2
+at +1s
+----
+`)
+		c := s.consumers["c1"]
+		q := s.m.queues[c.queue]
+		ack := settle{queue: c.queue, consumer: c.id, tag: 3, slot: s.slots[plainTag{c.queue, c.id, 3}]}
+		m := Message{Body: []byte("new"), Priority: row.priority}
+		part := appendMessage(appendTargets(nil, []queueID{c.queue}), &m, messageID{1, 2}, nil)
+		res := s.apply(appendBundle(appendHeader(nil, cmdBundle, s.now), &ack, [][]byte{part}))
+		require.Equal(t, applied{answer: Answer{Code: answerOK}, kept: 1}, res)
+		require.Equal(t, row.stay, q.size(), "%+v", row)
+		require.Equal(t, row.levelOfTheRest, q.ready.any().level)
+		require.EqualValues(t, row.evicted, q.count.Evicted)
+	}
+}
+
 func TestBundleDecodes(t *testing.T) {
 	message := func(body string, targets ...queueID) []byte {
 		return appendMessage(appendTargets(nil, targets), &Message{Body: []byte(body), Priority: 3}, messageID{1, 2}, nil)
