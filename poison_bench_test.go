@@ -22,6 +22,7 @@ var poisonLeast = flag.Float64("poison.least", 0, "fail if a poison leaves the o
 
 const (
 	poisonRound  = 1000 // other jobs
+	poisonTail   = 10   // of them, the last, are not in the rate: one that stands behind a poison waits for most of its deadline
 	poisonPlaces = 40
 )
 
@@ -68,7 +69,7 @@ func BenchmarkPoison(b *testing.B) {
 				slices.Sort(rates)
 				for i, name := range []string{"ns/job", "ns/job-poisoned"} {
 					slices.Sort(times[i])
-					b.ReportMetric(float64(times[i][len(times[i])/2].Nanoseconds())/poisonRound, name)
+					b.ReportMetric(float64(times[i][len(times[i])/2].Nanoseconds())/(poisonRound-poisonTail), name)
 				}
 				rate := rates[len(rates)/2]
 				b.ReportMetric(rate, "of-rate")
@@ -81,7 +82,7 @@ func BenchmarkPoison(b *testing.B) {
 	}
 }
 
-// poisonedRound is how long the other jobs take.
+// poisonedRound is how long the other jobs take, but the last.
 func poisonedRound(b *testing.B, broker *bourse.Broker, p place, poison bool, fail poison) (took time.Duration) {
 	if poison {
 		send(b, broker, "q", "poison")
@@ -104,8 +105,10 @@ func poisonedRound(b *testing.B, broker *bourse.Broker, p place, poison bool, fa
 					return fail(ctx, 0)
 				}
 				computed.Add(compute())
-				if left.Add(-1) == 0 {
+				switch left.Add(-1) {
+				case poisonTail:
 					took = time.Since(start)
+				case 0:
 					end()
 				}
 				return nil
