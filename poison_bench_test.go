@@ -21,8 +21,8 @@ import (
 var poisonLeast = flag.Float64("poison.least", 0, "fail if a poison leaves the other jobs less than this share of their rate; 0: never")
 
 const (
-	poisonRound  = 1000 // other jobs
-	poisonTail   = 10   // of them, the last, are not in the rate: one that stands behind a poison waits for most of its deadline
+	poisonRound  = 1000   // other jobs
+	longRound    = 20_000 // likewise, where a job behind the poison waits for two thirds of its deadline: that is late, but few of all
 	poisonPlaces = 40
 )
 
@@ -43,14 +43,15 @@ func BenchmarkPoison(b *testing.B) {
 		name  string
 		queue bourse.Queue
 		fail  poison
+		round int
 	}{
-		{"at once", bourse.Queue{}, atOnce},
-		{"panic", bourse.Queue{}, func(context.Context, time.Duration) error { panic(errPoison) }},
-		{"with a pause", bourse.Queue{Retry: bourse.Backoff{Min: time.Millisecond}}, atOnce},
+		{"at once", bourse.Queue{}, atOnce, poisonRound},
+		{"panic", bourse.Queue{}, func(context.Context, time.Duration) error { panic(errPoison) }, poisonRound},
+		{"with a pause", bourse.Queue{Retry: bourse.Backoff{Min: time.Millisecond}}, atOnce, poisonRound},
 		{"deadline", bourse.Queue{AckDeadline: 20 * time.Millisecond}, func(ctx context.Context, _ time.Duration) error {
 			<-ctx.Done()
 			return ctx.Err()
-		}},
+		}, longRound},
 	} {
 		for _, p := range []place{{1, poisonPlaces, 0}, {poisonPlaces, 1, 0}, {poisonPlaces, 1, 1}} {
 			b.Run(fmt.Sprintf("%s/%d of %d,prefetch=%d", c.name, p.works, p.concurrency, p.prefetch), func(b *testing.B) {
@@ -61,7 +62,7 @@ func BenchmarkPoison(b *testing.B) {
 				for i := 0; b.Loop(); i++ {
 					var took [2]time.Duration
 					for _, with := range []int{i % 2, 1 - i%2} {
-						took[with] = poisonedRound(b, broker, p, with == 1, c.fail)
+						took[with] = poisonedRound(b, broker, p, c.round, with == 1, c.fail)
 						times[with] = append(times[with], took[with])
 					}
 					rates = append(rates, float64(took[0])/float64(took[1]))
@@ -69,7 +70,7 @@ func BenchmarkPoison(b *testing.B) {
 				slices.Sort(rates)
 				for i, name := range []string{"ns/job", "ns/job-poisoned"} {
 					slices.Sort(times[i])
-					b.ReportMetric(float64(times[i][len(times[i])/2].Nanoseconds())/(poisonRound-poisonTail), name)
+					b.ReportMetric(float64(times[i][len(times[i])/2].Nanoseconds())/float64(c.round), name)
 				}
 				rate := rates[len(rates)/2]
 				b.ReportMetric(rate, "of-rate")
@@ -82,12 +83,12 @@ func BenchmarkPoison(b *testing.B) {
 	}
 }
 
-// poisonedRound is how long the other jobs take, but the last.
-func poisonedRound(b *testing.B, broker *bourse.Broker, p place, poison bool, fail poison) (took time.Duration) {
+// poisonedRound is how long so many other jobs take.
+func poisonedRound(b *testing.B, broker *bourse.Broker, p place, round int, poison bool, fail poison) (took time.Duration) {
 	if poison {
 		send(b, broker, "q", "poison")
 	}
-	ms := make([]bourse.Message, poisonRound)
+	ms := make([]bourse.Message, round)
 	for i := range ms {
 		ms[i] = bourse.Message{RoutingKey: "q", Body: []byte("job")}
 	}
@@ -95,7 +96,7 @@ func poisonedRound(b *testing.B, broker *bourse.Broker, p place, poison bool, fa
 	stop, end := context.WithCancel(ctx)
 	defer end()
 	var left atomic.Int64
-	left.Store(poisonRound)
+	left.Store(int64(round))
 	worked := make(chan error, p.works)
 	start := time.Now()
 	for range p.works {
@@ -105,10 +106,8 @@ func poisonedRound(b *testing.B, broker *bourse.Broker, p place, poison bool, fa
 					return fail(ctx, 0)
 				}
 				computed.Add(compute())
-				switch left.Add(-1) {
-				case poisonTail:
+				if left.Add(-1) == 0 {
 					took = time.Since(start)
-				case 0:
 					end()
 				}
 				return nil
