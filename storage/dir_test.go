@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -81,5 +80,5 @@ func TestMakeDir(t *testing.T) {
 		return nil
 	}}
 	require.NoError(t, makeDir(noEntry, "/home/me/app"))
-	require.True(t, errors.Is(makeDir(noEntry, "/home/other"), fs.ErrPermission), "its name would not be durable")
+	require.ErrorIs(t, makeDir(noEntry, "/home/other"), fs.ErrPermission, "its name would not be durable")
 }

@@ -42,7 +42,7 @@ func (s *shadowFS) Mkdir(dir string) error {
 	info, err := os.Stat(dir)
 	switch {
 	case err != nil:
-		return &fs.PathError{Op: "open", Path: dir, Err: fmt.Errorf("%w", err)}
+		return err
 	case !info.IsDir():
 		return &fs.PathError{Op: "open", Path: dir, Err: errors.New("it is no directory")}
 	}
